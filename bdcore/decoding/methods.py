@@ -1,0 +1,27 @@
+"""The methods of the grid, by name: which drafter, which cache. A method is a drafter, a policy, positions and gamma."""
+
+from dataclasses import dataclass
+
+FULL_POLICY = "full"
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    drafter: str | None
+    """`base` or `trained`; None: the verifier alone."""
+    sparse: bool
+    """Takes the grid's sparse budgets."""
+    full: bool
+    """Takes the full cache."""
+
+
+METHODS = {
+    m.name: m
+    for m in (
+        Method("ar", None, sparse=False, full=True),
+        Method("sd_full", "base", sparse=False, full=True),
+        Method("sd_sparse", "base", sparse=True, full=False),
+        Method("budgetdraft", "trained", sparse=True, full=True),
+    )
+}

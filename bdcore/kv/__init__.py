@@ -1,0 +1,1 @@
+"""Keys and values: where they lie, which stay, at which positions, how they are read. Knows tensors, no models."""

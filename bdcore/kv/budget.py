@@ -1,0 +1,61 @@
+"""The budget: how many keys per layer and head a drafter may cache, which values are legal, how they are filled."""
+
+from dataclasses import dataclass
+from typing import Any
+
+FULL = -1
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How keys are chosen. `sinks`, `recent` and `window` are in tokens."""
+
+    policy: str
+    chunk: int = 8
+    sinks: int = 8
+    recent: int = 8
+    window: int = 8
+    seed: int = 0
+
+
+def parse_budget(value: Any) -> int:
+    """`full` or -1 is the full cache; anything else must be a whole number of tokens."""
+    if value == "full":
+        return FULL
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"a budget is a number of tokens or 'full', not {value!r}")
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"a budget is a number of tokens or 'full', not {value!r}") from None
+
+
+def forced_chunks(*, chunk: int, sinks: int, recent: int) -> int:
+    """Most chunks that sinks and recent keys take; recent keys may straddle one chunk more than they fill."""
+    return -(-sinks // chunk) + -(-max(recent, 1) // chunk) + 1
+
+
+def check_budget(budget: int, *, chunk: int, sinks: int, recent: int) -> None:
+    """Refuse a budget that chunks cannot fill exactly; the message gives the nearest legal values."""
+    if budget == FULL:
+        return
+    least = (forced_chunks(chunk=chunk, sinks=sinks, recent=recent) + 1) * chunk
+    if budget < least:
+        raise ValueError(
+            f"budget = {budget} cannot hold sinks = {sinks}, recent = {recent} and a chunk = {chunk} to choose; "
+            f"the smallest legal budget is {least}"
+        )
+    if budget % chunk:
+        below, above = budget // chunk * chunk, (budget // chunk + 1) * chunk
+        raise ValueError(
+            f"budget = {budget} is not a multiple of chunk = {chunk}; nearest legal: {max(below, least)} or {above}"
+        )
+
+
+def prefill_piece(budget: int, *, chunk: int, sinks: int, recent: int, most: int) -> int:
+    """Tokens to feed at once while a prompt is compressed into `budget`: a whole number of chunks.
+
+    A quarter of the budget, so that most of it holds the past, and never so much that forced keys would not fit.
+    """
+    free = budget - forced_chunks(chunk=chunk, sinks=sinks, recent=recent) * chunk
+    return max(chunk, min(most, budget // 4, free) // chunk * chunk)

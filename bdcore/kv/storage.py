@@ -1,0 +1,123 @@
+"""Where keys and values lie: preallocated buffers with two lengths, and the three verbs append, rollback, keep.
+
+`logical` counts the tokens of the sequence that were fed; `physical` the keys that are cached. They differ once keys
+were dropped. Owns storage, never policy.
+
+Legend: B batch, Q query heads, H KV heads, T new keys, K kept keys, S capacity, D head dim.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from bdcore.kv.positions import shift
+
+
+class LayerStorage(CacheLayerMixin):
+    """One layer's keys and values in buffers of `capacity` keys, allocated at the first append."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, capacity: int, num_queries: int) -> None:
+        super().__init__()
+        self.capacity, self.num_queries = capacity, num_queries
+        self.physical = 0
+        self.queries: Tensor | None = None  # newest queries (B, Q, <= num_queries, D), for the observation window
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        B, H, _, D = key_states.shape
+        self.keys = key_states.new_empty(B, H, self.capacity, D)
+        self.values = value_states.new_empty(B, H, self.capacity, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append T keys and values; returns views of everything cached."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.physical + key_states.shape[2]
+        assert end <= self.capacity, f"cache of {self.capacity} keys asked to hold {end}"
+        self.keys[:, :, self.physical : end] = key_states
+        self.values[:, :, self.physical : end] = value_states
+        self.physical = end
+        return self.view()
+
+    def view(self) -> tuple[Tensor, Tensor]:
+        return self.keys[:, :, : self.physical], self.values[:, :, : self.physical]
+
+    def observe(self, queries_BQTD: Tensor) -> None:
+        """Remember the newest queries; they belong to the newest keys."""
+        if self.num_queries:
+            seen = [queries_BQTD] if self.queries is None else [self.queries, queries_BQTD]
+            self.queries = torch.cat(seen, 2)[:, :, -self.num_queries :]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """transformers' convention: a value <= 0, the number of tokens to remove."""
+        self.rollback(-tokens_to_remove)
+
+    def rollback(self, n: int) -> None:
+        """Forget the newest n keys (and their queries)."""
+        assert 0 <= n <= self.physical, f"rollback of {n} from {self.physical} cached keys"
+        self.physical -= n
+        if self.queries is not None and n:
+            self.queries = self.queries[:, :, :-n]
+
+    def keep(self, index_BHK: Tensor, inv_freq: Tensor | None) -> None:
+        """Keep only these keys, in this order. With `inv_freq` they are re-rotated to positions 0..K-1."""
+        K = index_BHK.shape[2]
+        keys, values = self.view()
+        gather = index_BHK[..., None]
+        kept = keys.gather(2, gather.expand(-1, -1, -1, keys.shape[3]))
+        if inv_freq is not None:
+            kept = shift(kept, torch.arange(K, device=kept.device) - index_BHK, inv_freq)
+            if self.queries is not None:  # they move with the newest keys
+                moved = torch.full(self.queries.shape[:3], K - self.physical, device=kept.device)
+                self.queries = shift(self.queries, moved, inv_freq)
+        self.keys[:, :, :K] = kept
+        self.values[:, :, :K] = values.gather(2, gather.expand(-1, -1, -1, values.shape[3]))
+        self.physical = K
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.physical + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.physical
+
+    def get_max_length(self) -> int:
+        return self.capacity
+
+
+class KVStorage(Cache):
+    """The layers of one model, and how many tokens of the sequence they have been fed."""
+
+    layers: list[LayerStorage]  # type: ignore[assignment]
+
+    def __init__(self, num_layers: int, capacity: int, *, num_queries: int = 0) -> None:
+        super().__init__(layers=[LayerStorage(capacity, num_queries) for _ in range(num_layers)])
+        self.logical = 0
+        self.peak_physical = 0
+
+    @property
+    def physical(self) -> int:
+        return self.layers[0].physical
+
+    def observe(self, layer: int, queries_BQTD: Tensor) -> None:
+        self.layers[layer].observe(queries_BQTD)
+
+    def advance(self, n: int) -> None:
+        """Count n fed tokens, after every layer has appended their keys."""
+        self.logical += n
+        self.peak_physical = max(self.peak_physical, self.physical)
+
+    def rollback(self, n: int) -> None:
+        """Forget the newest n tokens. They must still be cached."""
+        for layer in self.layers:
+            layer.rollback(n)
+        self.logical -= n
+
+    def bytes(self) -> int:
+        """Bytes of the key and value buffers, as allocated."""
+        buffers = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+        return sum(t.numel() * t.element_size() for t in buffers if t is not None)

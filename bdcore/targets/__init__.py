@@ -1,0 +1,1 @@
+"""The verifier's greedy tokens as rows. Reading them needs no decoder."""

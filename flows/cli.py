@@ -1,0 +1,251 @@
+"""The console script `budgetdraft`. Heavy libraries are imported by the command that needs them, so `--help` is quick."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from bdcore.config import ConfigError, load_config
+from bdcore.workspace import Workspace, default_root, locate_config
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Train one speculative-decoding drafter that holds its acceptance at any sparse-KV budget, and measure it.",
+    epilog="Everything lies in one workspace folder: BUDGETDRAFT_HOME, default `workspace/` of the checkout.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file, such as configs/quick.yaml")]
+SetOption = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, such as grid.gammas=[2,4]; may be repeated"),
+]
+LimitOption = Annotated[int | None, typer.Option(help="Prompts per context at most; for trying things out")]
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """User errors end in one line and exit code 2; a flow that failed ends in one line and exit code 1."""
+    try:
+        yield
+    except (ConfigError, FileNotFoundError) as error:
+        _fail(str(error), 2)
+    except ValueError as error:
+        _fail(str(error), 2)
+
+
+def _fail(message: str, code: int) -> None:
+    # Escaped: `budgets = [full]` in a message is no markup.
+    line = escape(" ".join(message.split()))
+    errors.print(f"[red]error:[/red] {line}", highlight=False, soft_wrap=True, emoji=False)
+    raise typer.Exit(code)
+
+
+def _workspace() -> Workspace:
+    return Workspace(default_root())
+
+
+def _prefect_settings(workspace: Workspace) -> None:
+    """Before Prefect is imported: everything it keeps lies in the workspace, and it talks to nobody."""
+    workspace.prefect_home.mkdir(parents=True, exist_ok=True)  # Prefect does not make parent folders
+    os.environ.setdefault("PREFECT_HOME", str(workspace.prefect_home))
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    # The temporary server's first start migrates its database: slow on small machines.
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO")
+
+
+STAGES = ("pipeline", "targets", "training", "evaluation", "reporting")
+
+
+@app.command()
+def run(
+    config: ConfigArgument,
+    overrides: SetOption = [],  # noqa: B006 - typer reads it, nobody changes it
+    limit: LimitOption = None,
+    stage: Annotated[str, typer.Option(help=f"One stage alone: {', '.join(STAGES[1:])}")] = "pipeline",
+) -> None:
+    """Run the main job: targets, training, evaluation, report. Reuses what is done; a killed run goes on."""
+    with one_line_errors():
+        if stage not in STAGES:
+            raise ConfigError(f"--stage {stage}: one of {', '.join(STAGES)}")
+        from bdcore.study import open_study
+
+        path = str(locate_config(config))
+        # Checked here first, so that a mistake costs a second and not the start of a server.
+        study = open_study(path, overrides, limit)
+        _prefect_settings(study.workspace)
+        console.print(f"[bold]{study.config.name}[/bold]: {study.runtime.reason}", highlight=False)
+        console.print(f"workspace {study.workspace.root}", highlight=False, soft_wrap=True)
+        code = _run_flow(stage, path, overrides, limit)
+        if stage in ("pipeline", "evaluation", "reporting"):
+            _summary(study)
+        raise typer.Exit(code)
+
+
+def _run_flow(stage: str, config: str, overrides: list[str], limit: int | None) -> int:
+    from importlib import import_module
+
+    flow: Any = getattr(import_module(f"flows.{stage}"), stage)
+    state = flow(config, overrides, limit, return_state=True)
+    if state.is_completed():
+        return 0
+    reason = escape(str(state.message))
+    errors.print(f"[red]{stage} did not complete:[/red] {reason}", highlight=False, soft_wrap=True, emoji=False)
+    return 1
+
+
+def _summary(study: Any) -> None:
+    from reports.build import summary_rows
+
+    rows = summary_rows(study.workspace.root, study.keys.run)
+    table = Table(title=f"{study.config.name}: acceptance = accepted / drafted, 95 % intervals over prompts")
+    for name in ("method", "context", "budget", "gamma", "acceptance", "tokens/round", "decode speedup", "equal to ar"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        table.add_row(
+            row["method"],
+            str(row["context"]),
+            "full" if row["budget"] == -1 else str(row["budget"]),
+            str(row["gamma"]),
+            _interval(row),
+            _number(row["tokens_per_round"], "{:.2f}"),
+            _number(row["decode_speedup"], "{:.2f}x"),
+            row["exact"] + (f" ({row['failed']} failed)" if row["failed"] else ""),
+        )
+    console.print(table)
+    root = study.workspace.root
+    report = study.workspace.report(study.keys.run) / "report.html"
+    plain = "select method, context, budget, round(acceptance, 3) as acceptance from cells order by all"
+    console.print("\nLook at:", highlight=False)
+    console.print(f"  report   {report}", highlight=False, soft_wrap=True)
+    console.print(f"  runs     {_bin('mlflow')} ui --backend-store-uri {_mlflow_uri(root)}", highlight=False, soft_wrap=True)
+    console.print(f'  rows     {_bin("budgetdraft")} query "{plain}"', highlight=False, soft_wrap=True)
+
+
+def _bin(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def _mlflow_uri(root: Path) -> str:
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+
+
+def _interval(row: dict[str, Any]) -> str:
+    if row["acceptance"] is None:
+        return "-"
+    text = f"{row['acceptance']:.1%}"
+    return text if row["lo"] is None else f"{text} [{row['lo']:.1%}, {row['hi']:.1%}]"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+@app.command()
+def plan(config: ConfigArgument, overrides: SetOption = [], limit: LimitOption = None) -> None:  # noqa: B006
+    """Say what would run: stages with their keys, cells, estimated memory and time. Executes nothing."""
+    with one_line_errors():
+        from flows.planning import describe
+
+        loaded = load_config(locate_config(config), overrides, limit=limit)
+        for line in describe(loaded, _workspace()):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --file")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file")] = None,
+    config: Annotated[str, typer.Option(help="The study whose verifier and drafter to use")] = "configs/quick.yaml",
+    overrides: SetOption = [],  # noqa: B006
+    drafter: Annotated[str, typer.Option(help="`trained`, `base`, `none`, or a drafter's folder")] = "trained",
+    budget: Annotated[str, typer.Option(help="Keys the drafter may cache, or `full`")] = "full",
+    gamma: Annotated[int, typer.Option(min=1, help="Tokens drafted per round")] = 4,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens to generate at most")] = 64,
+    compare: Annotated[bool, typer.Option(help="Also run the verifier alone, check equality, print the speedup")] = True,
+) -> None:
+    """Generate from one prompt: streams text, then acceptance, speed and equality with the verifier alone."""
+    with one_line_errors():
+        if (prompt is None) == (file is None):
+            raise ConfigError("give one prompt, as an argument or with --file PATH")
+        if file is not None and not file.is_file():
+            raise ConfigError(f"--file {file.resolve()}: no such file")
+        from flows.generation import generate_text
+
+        text = prompt if prompt is not None else file.read_text()  # type: ignore[union-attr]
+        generate_text(
+            text, config, overrides, console, drafter=drafter, budget=budget, gamma=gamma, new_tokens=new_tokens,
+            compare=compare,
+        )
+
+
+@app.command()
+def query(
+    sql: Annotated[str, typer.Argument(help='One SELECT, such as "select * from frontier"')],
+    as_json: Annotated[bool, typer.Option("--json", help="Print rows as JSON")] = False,
+) -> None:
+    """Ask the workspace's tables: samples, rounds, targets, cells, speedups, frontier, paper_table_1..3."""
+    with one_line_errors():
+        from reports.tables import query as ask
+
+        columns, rows = ask(default_root(), sql)
+        if as_json:
+            print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str))
+            return
+        table = Table()
+        for column in columns:
+            table.add_column(Text(column), overflow="fold")
+        for row in rows:
+            values = ("NULL" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row)
+            table.add_row(*map(Text, values))  # Text, since `[...]` in an output is no markup
+        # A pipe wants whole lines, not a terminal's width.
+        out = console if console.is_terminal else Console(width=max(80, 24 * len(columns)))
+        out.print(table)
+
+
+@app.command()
+def report(config: ConfigArgument, overrides: SetOption = [], limit: LimitOption = None) -> None:  # noqa: B006
+    """Make the report of what has been measured so far, whole or in part."""
+    run(config, overrides, limit, stage="reporting")
+
+
+@app.command()
+def doctor(config: Annotated[str, typer.Argument(help="A study to check too")] = "configs/quick.yaml") -> None:
+    """Check the environment, the models and the workspace, and say what to do."""
+    from flows.diagnosis import examine
+
+    workspace = _workspace()
+    with suppress(OSError):  # a folder that cannot be written is one of the findings
+        _prefect_settings(workspace)
+    healthy = True
+    for item in examine(config, workspace):
+        healthy &= item.ok
+        mark = "[green]ok  [/green]" if item.ok else "[red]FAIL[/red]"
+        console.print(f"{mark} {escape(item.what)}", highlight=False, soft_wrap=True, emoji=False)
+        if item.remedy:
+            console.print(f"     -> {item.remedy}", highlight=False, soft_wrap=True, markup=False)
+    raise typer.Exit(0 if healthy else 1)
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

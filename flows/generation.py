@@ -1,0 +1,132 @@
+"""`budgetdraft generate`: one prompt through a drafter and the verifier, with acceptance, speed and equality."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from bdcore.config import ConfigError
+from bdcore.decoding.decoder import decode, first_mismatch, prefill, sparse_plan
+from bdcore.decoding.records import Decoded
+from bdcore.documents import encode
+from bdcore.kv.budget import FULL, parse_budget
+from bdcore.models.drafter import Drafter, load_drafter
+from bdcore.models.loading import eos_ids, load_model, load_tokenizer, materialise, quiet
+from bdcore.models.stepper import CachePlan
+from bdcore.runtime import seed_for, torch_dtype
+from bdcore.study import Study, open_study
+
+
+def generate_text(
+    text: str,
+    config: str,
+    overrides: list[str],
+    console: Console,
+    *,
+    drafter: str,
+    budget: str,
+    gamma: int,
+    new_tokens: int,
+    compare: bool,
+) -> None:
+    """Stream a greedy continuation of `text`, then print what speculation did."""
+    study = open_study(config, overrides)
+    runtime, grid = study.runtime, study.config.grid
+    cached = parse_budget(budget)
+    grid.check([cached])
+    folder = _folder(study, drafter)
+    with quiet():
+        source = materialise(study.config.verifier, study.workspace.models)
+        tokenizer = load_tokenizer(source, study.config.verifier.revision)
+        ids = encode(tokenizer, text)
+        if not ids:
+            raise ConfigError("the prompt is empty; give at least one token of text")
+        most = study.inputs.verifier.positions - new_tokens
+        if len(ids) > most:
+            raise ConfigError(f"the prompt has {len(ids)} tokens; with --new-tokens {new_tokens} at most {most} fit")
+        dtype = torch_dtype(runtime.grid_dtype)
+        verifier = load_model(source, dtype=dtype, device=runtime.device, revision=study.config.verifier.revision)
+        proposer = _load(folder, study, dtype) if folder else None
+    plan = CachePlan(
+        capacity=0,
+        budget=cached,
+        selection=grid.selection(seed_for(study.config.seed, "policy")),
+        position_mode=grid.position_mode,
+        prefill_chunk=grid.prefill_chunk,
+        extrapolate=study.config.drafter.beyond_positions == "extrapolate",
+    )
+    plan = sparse_plan(plan, prompt_len=len(ids), new_tokens=new_tokens, gamma=gamma)
+    start = prefill(verifier, ids, new_tokens=new_tokens, gamma=gamma, chunk=grid.prefill_chunk)
+    eos = eos_ids(verifier, tokenizer)
+    stream = _Stream(tokenizer, console)
+    decoded = decode(
+        start, proposer, plan, gamma=gamma if proposer else 0, new_tokens=new_tokens, eos=eos, on_tokens=stream
+    )
+    stream.close()
+    alone = decode(start, None, new_tokens=new_tokens, eos=eos) if compare and proposer else None
+    for line in _figures(decoded, alone, len(ids), cached):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _folder(study: Study, drafter: str) -> str | None:
+    if drafter == "none":
+        return None
+    role = {"trained": study.keys.trained, "base": study.keys.base}.get(drafter)
+    folder = study.workspace.drafter(role) if role else Path(drafter).expanduser().resolve()
+    if not (folder / "config.json").is_file():
+        remedy = f"`budgetdraft run` this study first ({folder})" if role else "give a drafter's folder"
+        raise ConfigError(f"--drafter {drafter}: no drafter at {folder}; {remedy}")
+    return str(folder)
+
+
+def _load(folder: str, study: Study, dtype: torch.dtype) -> Drafter:
+    return load_drafter(folder, verifier_vocab=study.inputs.verifier.vocab, dtype=dtype, device=study.runtime.device)
+
+
+class _Stream:
+    """Prints text as it comes, whole characters only: a token may end inside one."""
+
+    def __init__(self, tokenizer: Any, console: Console) -> None:
+        self.tokenizer, self.console = tokenizer, console
+        self.tokens: list[int] = []
+        self.shown = ""
+
+    def __call__(self, tokens: list[int]) -> None:
+        self.tokens += tokens
+        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
+        if not text.endswith("�"):
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        self.console.file.write(text[len(self.shown) :])
+        self.console.file.flush()
+        self.shown = text
+
+    def close(self) -> None:
+        self._print(self.tokenizer.decode(self.tokens, skip_special_tokens=True))
+        self.console.file.write("\n\n")
+
+
+def _figures(decoded: Decoded, alone: Decoded | None, prompt_len: int, budget: int) -> list[str]:
+    new, rate = len(decoded.tokens), len(decoded.tokens) / max(decoded.decode_s, 1e-9)
+    lines = [
+        f"prompt {prompt_len} tokens, {new} new ({decoded.finish_reason}); prefill {decoded.prefill_s:.2f} s, "
+        f"{rate:.1f} tokens/s after it"
+    ]
+    drafted, accepted = (sum(getattr(r, name) for r in decoded.rounds) for name in ("drafted", "accepted"))
+    if drafted:
+        lines.append(
+            f"acceptance {accepted / drafted:.1%} ({accepted} of {drafted} drafted), "
+            f"{(new - 1) / len(decoded.rounds):.2f} tokens per round with the verifier's own"
+        )
+        name = "full" if budget == FULL else str(budget)
+        lines.append(
+            f"drafter's cache: budget {name}, at most {decoded.drafter_cached_peak} keys per layer and head with the "
+            f"block in flight, {decoded.drafter_kv_bytes / 2**20:.2f} MiB"
+        )
+    if alone is not None:
+        mismatch = first_mismatch(decoded.tokens, alone.tokens)
+        equal = "equal to the verifier alone" if mismatch is None else f"DIFFERS from the verifier alone at {mismatch}"
+        lines.append(f"{equal}; decode speedup {alone.decode_s / max(decoded.decode_s, 1e-9):.2f}x")
+    return lines

@@ -1,0 +1,155 @@
+"""`budgetdraft plan`: what a study would run, counted and costed before anything runs."""
+
+from collections.abc import Iterator
+
+import torch
+
+from bdcore.config import Config, ConfigError, TrainingConfig
+from bdcore.evaluation.grid import cells
+from bdcore.identity import read_manifest
+from bdcore.keys import Keys, study_keys
+from bdcore.kv.budget import FULL
+from bdcore.models.shape import ModelShape
+from bdcore.preflight import check, inputs
+from bdcore.runtime import Runtime, resolve
+from bdcore.workspace import Workspace
+
+# Rates of a machine, in floating-point operations per second: what matters is the order of magnitude.
+_MATRIX_FLOPS = {"cpu": 30e9, "cuda": 100e12}
+"""Per core (CPU) or device, for forwards over many tokens."""
+_BYTES_PER_S = {"cpu": 6e9, "cuda": 1.5e12}
+"""Weights read per second in one-token steps."""
+
+
+def describe(config: Config, workspace: Workspace) -> Iterator[str]:
+    """The plan as lines of text."""
+    runtime = resolve(config.runtime)
+    verifier, drafter = check(config)
+    keys = _keys(config, runtime)
+    yield f"study {config.name}, seed {config.seed}; {runtime.reason}"
+    yield f"workspace {workspace.root}"
+    yield f"verifier {config.verifier.source}: {_shape(verifier)}"
+    yield f"drafter  {config.drafter.kind}: {_shape(drafter)}, trained for {drafter.positions} positions"
+    yield ""
+    yield from _stages(config, keys, workspace)
+    yield ""
+    yield from _grid(config)
+    yield ""
+    yield from _costs(config, runtime, verifier, drafter)
+
+
+def _keys(config: Config, runtime: Runtime) -> Keys | ConfigError:
+    """Keys need the documents' content; where those cannot be had, the plan says why."""
+    try:
+        return study_keys(config, runtime, inputs(config))
+    except ConfigError as error:
+        if config.corpus.path or config.corpus.source == "stdlib":
+            raise
+        return error
+
+
+def _shape(shape: ModelShape) -> str:
+    return f"{shape.parameters / 1e6:,.0f} M weights, {shape.layers} layers, {shape.query_heads}/{shape.kv_heads} heads"
+
+
+def _stages(config: Config, keys: Keys | ConfigError, workspace: Workspace) -> Iterator[str]:
+    targets = config.targets
+    tokens = targets.forced * targets.length + targets.generated * targets.new_tokens
+    what = {
+        "targets": f"{targets.forced} forced x {targets.length} + {targets.generated} generated x {targets.new_tokens} "
+        f"= {tokens:,} tokens",
+        "base": _training(config.base) if config.base else "as it is, no training",
+        "trained": _training(config.training),
+        "run": f"{len(cells(config.grid))} cells x {config.grid.prompts} prompts",
+    }
+    yield "stages (key, state, what)"
+    for stage, text in what.items():
+        if isinstance(keys, Keys):
+            key = getattr(keys, stage)
+            yield f"  {stage:8} {key}  {_state(stage, key, workspace):8}  {text}"
+        else:
+            yield f"  {stage:8} {'?':12}  {'unknown':8}  {text}"
+    if isinstance(keys, ConfigError):
+        yield f"  keys are unknown until the documents can be read: {keys}"
+
+
+def _state(stage: str, key: str, workspace: Workspace) -> str:
+    folder = {"targets": workspace.targets, "base": workspace.drafter, "trained": workspace.drafter}
+    directory = folder.get(stage, workspace.samples)(key)
+    if read_manifest(directory) is not None:
+        return "done"
+    return "started" if directory.is_dir() and any(directory.iterdir()) else "to do"
+
+
+def _training(stage: TrainingConfig) -> str:
+    budgets = ", ".join("full" if b == FULL else str(b) for b in stage.views.budgets) if stage.lam else "none"
+    lengths = ", ".join(f"{p}+{stage.continuation}" for p in stage.prefix_lengths)
+    return f"{stage.steps} steps x {stage.batch_size}, tokens {lengths}, lambda {stage.lam:g}, sparse budgets {budgets}"
+
+
+def _grid(config: Config) -> Iterator[str]:
+    every = cells(config.grid)
+    yield f"grid: {len(every)} cells, {len(every) * config.grid.prompts} samples of {config.grid.new_tokens} tokens"
+    for context in config.grid.contexts:
+        here = [c for c in every if c.context == context]
+        names = ", ".join(
+            f"{c.method}" + ("" if not c.gamma else f"[B={'full' if c.budget == FULL else c.budget} gamma={c.gamma}]")
+            for c in here
+        )
+        yield f"  context {context}: {names}"
+
+
+def _costs(config: Config, runtime: Runtime, verifier: ModelShape, drafter: ModelShape) -> Iterator[str]:
+    size = 4 if runtime.grid_dtype == "float32" else 2
+    longest = max(config.grid.contexts) + config.grid.new_tokens
+    training = 16 * (drafter.body_parameters + drafter.head_parameters) + 4 * drafter.hidden * drafter.vocab
+    measuring = size * (verifier.parameters + 2 * drafter.parameters) + verifier.kv_bytes(longest, size)
+    yield "estimated memory"
+    yield f"  training   {_gib(training)} of weights, gradients and optimizer state, activations beside"
+    yield f"  evaluation {_gib(measuring)} of weights and the verifier's cache at {longest} tokens"
+    for budget in dict.fromkeys(c.budget for c in cells(config.grid) if c.drafter):
+        kept = longest if budget == FULL else budget
+        name = "full" if budget == FULL else str(budget)
+        yield f"  drafter's cache at B = {name}: {drafter.kv_bytes(kept, size) / 2**20:,.2f} MiB"
+    seconds = _seconds(config, runtime, verifier, drafter)
+    yield "estimated time (an order of magnitude from typical rates; progress shows the real one)"
+    for stage, value in seconds.items():
+        yield f"  {stage:10} {_duration(value)}"
+    yield f"  {'together':10} {_duration(sum(seconds.values()))}"
+
+
+def _seconds(config: Config, runtime: Runtime, verifier: ModelShape, drafter: ModelShape) -> dict[str, float]:
+    cores = 1 if runtime.device == "cuda" else torch.get_num_threads()
+    flops, bandwidth = _MATRIX_FLOPS[runtime.device] * cores, _BYTES_PER_S[runtime.device]
+    targets, grid = config.targets, config.grid
+    forced = targets.forced * verifier.flops(targets.length, targets.length // 2)
+    generated = targets.generated * verifier.flops(targets.new_tokens, targets.prompt_tokens)
+    # A backward costs twice a forward; L_C repeats the continuation.
+    stages = [stage for stage in (config.base, config.training) if stage]
+    learning = sum(
+        3 * s.steps * s.batch_size * drafter.flops(_mean(s.prefix_lengths) + s.continuation * (2 if s.lam else 1), 512)
+        for s in stages
+    )
+    size = 4 if runtime.grid_dtype == "float32" else 2
+    step = size * verifier.parameters / bandwidth
+    prefill = sum(verifier.flops(c, c // 2) for c in grid.contexts) / flops
+    decoding = len(cells(grid)) * grid.new_tokens * step
+    return {
+        "targets": (forced + generated) / flops,
+        "training": learning / flops,
+        "evaluation": grid.prompts * (prefill + decoding),
+    }
+
+
+def _mean(weights: dict[int, float]) -> int:
+    return round(sum(k * w for k, w in weights.items()) / sum(weights.values()))
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,118 @@
+"""Builds the report of one run: one HTML file that needs nothing else, the same in Markdown, tables and figures."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from bdcore.collapse import Estimate
+from bdcore.identity import atomic_path
+from reports.content import gather
+from reports.measured import Measured, measure, summary
+from reports.tables import connect, fetch, records
+
+_VIEWS = ("cells", "speedups", "frontier", "paper_table_1", "paper_table_2", "paper_table_3", "positions")
+
+
+def build_report(workspace: Path, run_key: str, out: Path, *, facts: Mapping[str, Any]) -> dict[str, Path]:
+    """Write the report of `run_key` into `out`. Returns path by name: `report.html`, `tables/cells.csv`, ...
+
+    `facts` adds what rows cannot know: `study` (name), `expected_samples` (count), `training` (drafter name -> logged
+    steps with step, loss_a, loss_c); everything else in it is shown as definition tables.
+    """
+    with connect(workspace) as connection:
+        _require(connection, workspace, run_key)
+        content = gather(connection, run_key, facts)
+        files = _tables(connection, run_key, content)
+    files |= {f"figures/{drawing.name}.svg": drawing.standalone for drawing in content["drawings"]}
+    environment = _environment()
+    for name in ("report.html", "report.md"):
+        files[name] = environment.get_template(f"{name}.j2").render(content)
+    return {name: _write(out / name, text) for name, text in files.items()}
+
+
+def summary_rows(workspace: Path, run_key: str) -> list[dict[str, Any]]:
+    """The cells of a run for a terminal table; ratios as fractions with `lo` and `hi`, None where undefined."""
+    with connect(workspace) as connection:
+        _require(connection, workspace, run_key)
+        return summary(measure(connection, run_key))
+
+
+def _require(connection: duckdb.DuckDBPyConnection, workspace: Path, run_key: str) -> None:
+    found = [row["run_key"] for row in records(connection, "SELECT DISTINCT run_key FROM samples ORDER BY run_key")]
+    if run_key not in found:
+        raise FileNotFoundError(f"run_key = {run_key}: no results in {workspace}; found {', '.join(found) or 'none'}")
+
+
+def _tables(connection: duckdb.DuckDBPyConnection, run_key: str, content: Mapping[str, Any]) -> dict[str, str]:
+    rows = summary(content["cells"])
+    files = {"tables/summary.csv": _csv(list(rows[0]), [list(row.values()) for row in rows])}
+    known = {row["view_name"] for row in records(connection, "SELECT view_name FROM duckdb_views()")}
+    for view in _VIEWS:
+        if view in known:
+            columns, found = fetch(connection, f"SELECT * FROM {view} WHERE run_key = ? ORDER BY ALL", [run_key])
+            files[f"tables/{view}.csv"] = _csv(columns, found)
+    for name in ("collapses", "effects", "failed"):
+        plain = [row if isinstance(row, dict) else vars(row) for row in content[name]]
+        if plain:
+            files[f"tables/{name}.csv"] = _csv(list(plain[0]), [list(row.values()) for row in plain])
+    return files
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """CSV text; NULL is an empty field."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _write(path: Path, text: str) -> Path:
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "fixed": _fixed,
+        "percent": lambda value, digits=1: _fixed(None if value is None else 100 * value, digits),
+        "mib": lambda value: _fixed(None if value is None else value / 2**20, 2),
+        "budget": lambda value: "full" if value < 0 else str(value),
+        "interval": _interval,
+        # A blank line would end the HTML block in Markdown.
+        "preformatted": lambda text: Markup(str(escape(text)).replace("\n", "&#10;")),
+        "md": lambda value: " ".join(str(value).split()).replace("|", "\\|"),
+    }
+    environment.tests["drafting"] = _drafts
+    return environment
+
+
+def _drafts(cell: Measured) -> bool:
+    return cell.row["gamma"] > 0
+
+
+def _fixed(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _interval(estimate: Estimate, scale: float = 1.0, digits: int = 2) -> str:
+    """`[0.55, 0.68]`; in words where there is none, so that a lone figure never looks certain."""
+    if estimate.value is None:
+        return ""
+    if estimate.low is None or estimate.high is None:
+        return "[no interval]"
+    return f"[{scale * estimate.low:.{digits}f}, {scale * estimate.high:.{digits}f}]"

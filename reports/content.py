@@ -1,0 +1,190 @@
+"""What a report says about one run, as plain values for the templates. All of it comes from rows or from `facts`."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import duckdb
+
+from bdcore.collapse import MIN_PROMPTS, BudgetEffect, Collapse, budget_effects, collapse_boundaries, headlines
+from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES
+from bdcore.collapse.verdicts import SHARE
+from reports.figures import PHASES, all_figures
+from reports.measured import Measured, measure
+from reports.tables import records
+
+TEXT_LIMIT = 1500
+"""Characters shown of a sample's output."""
+NOT_TABULATED = ("study", "training", "expected_samples")
+"""Keys of `facts` that have a place of their own in the report."""
+
+DEFINITIONS = (
+    "Acceptance is accepted / drafted tokens. Tokens per round include the verifier's own token, one per round.",
+    "Speedups are ratios of summed seconds of `ar`, the verifier alone, on the same prompts in the same process: "
+    + "decode speedup without the prefill, end-to-end speedup with it. TTFT is the mean time to the first token.",
+    "Every ratio is a ratio of sums over prompts. Brackets hold the "
+    + f"{100 * CONFIDENCE:.0f} % bootstrap interval over prompts (BCa where it is defined, else percentile; "
+    + f"{RESAMPLES} resamples, fixed seed). One prompt, or prompts that all agree, give no interval: not certainty.",
+    f"Collapse: acceptance below {100 * SHARE:.0f} % of its value at the shortest context, at equal method, setting, "
+    + "budget and gamma. `collapsed` when the whole interval is below, `likely` when the point alone is. Acceptance "
+    + "falls with gamma by arithmetic, so gammas are never compared. "
+    + f"Fewer than {MIN_PROMPTS} prompts give no verdict.",
+    "No effect of the budget: one value of acceptance lies in the intervals of all budgets at that context and gamma.",
+    "Degenerate: the output repeats itself (loop flag of the sample). Sound: the others.",
+    "Exact k/n: of n compared outputs, k equal the verifier's own token for token. "
+    + "Budget full (-1 in the tables): all keys kept. `-`: undefined or not recorded.",
+)
+
+_FRONTIER = """
+SELECT * FROM frontier WHERE run_key = ? ORDER BY corpus, workload, temperature, context, decode_speedup DESC, method
+"""
+
+_FAILED = """
+SELECT method, drafter_name, corpus, workload, context, budget, gamma, doc_id, error
+FROM samples WHERE run_key = ? AND status <> 'ok' ORDER BY ALL
+"""
+
+_PAIRS = """
+SELECT m.method, m.corpus, m.workload, m.doc_id, m.context, m.budget, m.gamma, m.exact_match, m.first_mismatch,
+  m.degenerate, m.distinct_4, a.output_text AS ar_text, m.output_text AS method_text
+FROM samples m JOIN samples a
+  ON a.run_key = m.run_key AND a.method = 'ar' AND a.corpus = m.corpus AND a.workload = m.workload
+  AND a.temperature IS NOT DISTINCT FROM m.temperature AND a.context = m.context AND a.doc_id = m.doc_id
+WHERE m.run_key = ? AND m.method <> 'ar' AND m.output_text IS NOT NULL AND a.output_text IS NOT NULL
+QUALIFY row_number() OVER (
+  PARTITION BY m.doc_id ORDER BY coalesce(m.exact_match, false), m.method = 'budgetdraft' DESC, m.context DESC,
+    m.method, m.budget, m.gamma) = 1
+ORDER BY coalesce(m.exact_match, false), m.degenerate, m.context, m.doc_id LIMIT 3
+"""
+
+# Every series of the run is wanted on every prompt that any series of its corpus and workload was given.
+_MISSING = """
+WITH mine AS (SELECT * FROM samples WHERE run_key = ?),
+prompts AS (SELECT DISTINCT corpus, workload, context, doc_id FROM mine),
+series AS (SELECT DISTINCT corpus, workload, method, drafter_name, policy, position_mode, budget, gamma FROM mine)
+SELECT s.method, s.corpus, s.workload, p.context, s.budget, s.gamma, count(*) AS missing
+FROM series s JOIN prompts p USING (corpus, workload)
+WHERE NOT EXISTS (SELECT 1 FROM mine m WHERE m.doc_id = p.doc_id AND m.context = p.context AND m.corpus = s.corpus
+  AND m.workload = s.workload AND m.method = s.method AND m.budget = s.budget AND m.gamma = s.gamma
+  AND m.policy = s.policy AND m.position_mode = s.position_mode AND m.drafter_name IS NOT DISTINCT FROM s.drafter_name)
+GROUP BY ALL ORDER BY ALL
+"""
+
+
+def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything the templates show, for one run."""
+    cells = measure(connection, run_key)
+    collapses = collapse_boundaries(c.cell() for c in cells)
+    effects = budget_effects(c.cell() for c in cells)
+    failed = records(connection, _FAILED, [run_key])
+    partial = missing(connection, run_key, facts)
+    return {
+        "study": str(facts.get("study") or "study"),
+        "run_key": run_key,
+        "cells": cells,
+        "headlines": headlines(collapses),
+        "collapses": collapses,
+        "effects": effects,
+        "notes": [*partial["notes"], *_notes(cells, failed, collapses, effects)],
+        "missing": partial["cells"],
+        "frontier": records(connection, _FRONTIER, [run_key]),
+        "failed": failed,
+        "pairs": [_cut(pair) for pair in records(connection, _PAIRS, [run_key])],
+        "drawings": all_figures(cells, facts.get("training") or {}),
+        "phases": list(PHASES.values()),
+        "phase_columns": [(f"{phase} (%)", True) for phase in PHASES.values()],
+        "phase_rows": _phase_rows(cells),
+        "definitions": DEFINITIONS,
+        "facts": fact_tables(facts),
+    }
+
+
+def missing(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Which cells lack prompts, and a note when the grid is not whole."""
+    present = records(connection, "SELECT count(*) AS n FROM samples WHERE run_key = ?", [run_key])[0]["n"]
+    expected = facts.get("expected_samples")
+    if expected is not None and present >= expected:
+        return {"notes": [], "cells": []}
+    cells = records(connection, _MISSING, [run_key])
+    if expected is not None:
+        note = f"This run is partial: {present} of {expected} samples are there, {expected - present} are missing."
+        return {"notes": [note], "cells": cells}
+    if not cells:
+        return {"notes": [], "cells": []}
+    prompts = _count(sum(c["missing"] for c in cells), "prompt")
+    note = f"This run is partial: {prompts} of {_count(len(cells), 'cell')} not measured."
+    return {"notes": [note], "cells": cells}
+
+
+def _notes(
+    cells: Sequence[Measured], failed: Sequence[Any], collapses: Sequence[Collapse], effects: Sequence[BudgetEffect]
+) -> list[str]:
+    """Sentences that qualify the verdict: failures, exactness, degenerate text, budget."""
+    notes = [f"{_count(len(failed), 'sample')} failed: listed below, counted nowhere else."] if failed else []
+    same = sum(e.status == "no effect" for e in effects)
+    if effects:
+        notes.append(
+            f"Budget has no effect within the intervals in {same} of {len(effects)} comparisons at equal gamma."
+        )
+    drafting = [c.row for c in cells if c.row["gamma"] > 0]
+    checked, exact = sum(r["exact_checked"] for r in drafting), sum(r["exact_matches"] for r in drafting)
+    if checked:
+        notes.append(f"{exact} of {checked} checked outputs are token for token those of the verifier alone.")
+    rows, looping = sum(r["n"] for r in drafting), sum(r["degenerate"] for r in drafting)
+    if looping:
+        sound = collapse_boundaries(c.cell(sound=True) for c in cells)
+        changed = sum(one.status != other.status for one, other in zip(collapses, sound, strict=True))
+        notes.append(
+            f"{looping} of {rows} outputs are degenerate (loops), and acceptance on them says little. "
+            f"Without them {changed} of {_count(len(collapses), 'collapse verdict')} would be different."
+        )
+    return notes
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _phase_rows(cells: Iterable[Measured]) -> list[dict[str, Any]]:
+    """Cells with the share of each phase in their decode seconds; None where nothing was timed."""
+    found: list[dict[str, Any]] = []
+    for cell in cells:
+        seconds = [cell.row[phase] or 0.0 for phase in PHASES]
+        whole = sum(seconds)
+        found.append({"cell": cell, "shares": [s / whole if whole else None for s in seconds]})
+    return found
+
+
+def _cut(pair: dict[str, Any]) -> dict[str, Any]:
+    def cut(text: str) -> str:
+        return (
+            text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]} [... {len(text) - TEXT_LIMIT} more characters]"
+        )
+
+    return {**pair, "ar_text": cut(pair["ar_text"]), "method_text": cut(pair["method_text"])}
+
+
+def fact_tables(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """`facts` as titled lists of (dotted key, value): one per nested entry, plain entries first under `run`."""
+    shown = {key: value for key, value in facts.items() if key not in NOT_TABULATED}
+    plain = [(key, _text(value)) for key, value in shown.items() if not isinstance(value, Mapping)]
+    nested = [(key, list(_flat(value))) for key, value in shown.items() if isinstance(value, Mapping) and value]
+    return [("run", plain), *nested] if plain else nested
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _text(item)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool | int | float | str):
+        return str(value)
+    if isinstance(value, list | tuple) and all(isinstance(item, bool | int | float | str) for item in value):
+        return ", ".join(map(str, value)) or "-"
+    return json.dumps(value, default=str)

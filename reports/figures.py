@@ -1,0 +1,332 @@
+"""The figures of a report, from measured cells. Cells are only ever drawn beside cells of the same draft length."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+
+from bdcore.collapse import Estimate
+from reports.measured import Measured
+from reports.svg import Drawing, draw, style
+
+# Colour-blind safe (after Okabe and Ito, and Tol), each with a contrast of about 3 or more on white and on near-black.
+PALETTE = ("#0d7dc4", "#d55e00", "#00906a", "#b8609a", "#a67c00", "#7d75d8", "#c0405a", "#6f8796")
+PHASES = {"draft_s": "draft", "select_s": "select", "verify_s": "verify", "overhead_s": "overhead"}
+PHASE_COLOURS = ("#d55e00", "#a67c00", "#0d7dc4", "#6f8796")
+DASHES = ("-", "--", "-.", ":")
+MARKERS = "osD^vPX*"
+MAX_PANELS = 6
+MAX_POINTS = 400
+
+
+def all_figures(cells: Sequence[Measured], training: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Drawing]:
+    """Every figure the cells allow, in reading order: one without a single measured value is left out."""
+    with style():
+        made = [
+            acceptance_curves(cells),
+            acceptance_heat(cells),
+            speedup_curves(cells),
+            phase_shares(cells),
+            training_loss(training),
+        ]
+    return [drawing for drawing in made if drawing is not None]
+
+
+def acceptance_curves(cells: Sequence[Measured]) -> Drawing | None:
+    """Acceptance against context, one line per method and budget."""
+    return _curves(
+        cells,
+        lambda c: c.acceptance,
+        name="acceptance",
+        title="Acceptance against context",
+        ylabel="acceptance (% of drafted)",
+        percent=True,
+    )
+
+
+def speedup_curves(cells: Sequence[Measured]) -> Drawing | None:
+    """Decode speedup against context, one line per method and budget; 1 is the verifier alone."""
+    return _curves(
+        cells,
+        lambda c: c.decode_speedup,
+        name="decode-speedup",
+        title="Decode speedup against context",
+        ylabel="decode speedup (x)",
+        percent=False,
+    )
+
+
+def _curves(
+    cells: Sequence[Measured],
+    pick: Callable[[Measured], Estimate],
+    *,
+    name: str,
+    title: str,
+    ylabel: str,
+    percent: bool,
+) -> Drawing | None:
+    drawn = [c for c in cells if c.row["gamma"] > 0 and pick(c).value is not None]
+    if not drawn:
+        return None
+    panels, note = _panels(drawn)
+    looks = _looks(drawn)
+    figure, grid = _grid(len(panels))
+    told: list[str] = []
+    for ax, panel in zip(grid, panels, strict=True):
+        for key in [key for key in looks if any(_line(c) == key for c in panel[1])]:
+            line = sorted((c for c in panel[1] if _line(c) == key), key=lambda c: c.row["context"])
+            _plot(ax, line, [pick(c) for c in line], looks[key])
+            told.append(_told(panel[0], line, pick, percent))
+        ax.set_title(panel[0])
+        _context_axis(ax, sorted({c.row["context"] for c in panel[1]}))
+        if percent:
+            ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+        else:
+            ax.axhline(1.0, color="#808080", linewidth=1.2, zorder=1)
+    grid[0].set_ylim(bottom=0)  # once all panels are drawn: they share the axis, and this fixes its top
+    grid[0].set_ylabel(ylabel)
+    _legend(figure, grid)
+    figure.suptitle(title)
+    one = "" if percent else " 1 is the verifier alone."
+    caption = f"Lines: ratios of sums over prompts; bands: 95 % bootstrap intervals, where defined.{one}{note}"
+    return draw(figure, name=name, title=title, alt="Line chart. " + "; ".join(told) + ".", caption=caption)
+
+
+def _panels(cells: Sequence[Measured]) -> tuple[list[tuple[str, list[Measured]]], str]:
+    """Cells by scene and gamma; with too many of them, each scene's smallest gamma, and a note that says so."""
+    keys = list(dict.fromkeys((c.scene, c.row["gamma"]) for c in cells))
+    keys.sort()
+    note = ""
+    if len(keys) > MAX_PANELS:
+        keys = [(scene, min(g for s, g in keys if s == scene)) for scene in dict.fromkeys(s for s, _ in keys)]
+        note = " Shown at the smallest draft length; the summary table has all."
+    if len(keys) > MAX_PANELS:
+        keys, note = keys[:MAX_PANELS], f"{note} The first {MAX_PANELS} settings are shown."
+    panels = [
+        (f"{s}, gamma {g}" if s else f"gamma {g}", [c for c in cells if (c.scene, c.row["gamma"]) == (s, g)])
+        for s, g in keys
+    ]
+    return panels, note
+
+
+def _line(cell: Measured) -> tuple[str, int]:
+    return cell.name, cell.row["budget"]
+
+
+def _budget(budget: int) -> str:
+    return "full" if budget < 0 else str(budget)
+
+
+def _looks(cells: Sequence[Measured]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Colour by method, dash and marker by budget: a line is known by more than its colour."""
+    names = sorted({c.name for c in cells})
+    budgets = sorted({c.row["budget"] for c in cells})  # -1, the full cache, first: it gets the solid line
+    keys = sorted({_line(c) for c in cells}, key=lambda key: (key[0], key[1] < 0, key[1]))
+    return {
+        (name, budget): {
+            "color": PALETTE[names.index(name) % len(PALETTE)],
+            "linestyle": DASHES[budgets.index(budget) % len(DASHES)],
+            "marker": MARKERS[budgets.index(budget) % len(MARKERS)],
+            "label": f"{name}, {'full cache' if budget < 0 else f'budget {budget}'}",
+        }
+        for name, budget in keys
+    }
+
+
+def _plot(ax: Axes, line: Sequence[Measured], estimates: Sequence[Estimate], look: Mapping[str, Any]) -> None:
+    contexts = [c.row["context"] for c in line]
+    ax.plot(contexts, [e.value for e in estimates], markersize=5, linewidth=1.6, **look)
+    low = np.array([np.nan if e.low is None else e.low for e in estimates])
+    high = np.array([np.nan if e.high is None else e.high for e in estimates])
+    if len(line) > 1:
+        ax.fill_between(contexts, low, high, color=look["color"], alpha=0.13, linewidth=0)
+    else:
+        ax.vlines(contexts, low, high, color=look["color"], alpha=0.5)
+
+
+def _told(panel: str, line: Sequence[Measured], pick: Callable[[Measured], Estimate], percent: bool) -> str:
+    def number(value: float | None) -> str:
+        return "undefined" if value is None else f"{100 * value:.1f} %" if percent else f"{value:.2f} x"
+
+    points = ", ".join(f"{number(pick(c).value)} at {c.row['context']} tokens" for c in line)
+    return f"{panel}, {line[0].name}, budget {_budget(line[0].row['budget'])}: {points}"
+
+
+def _context_axis(ax: Axes, contexts: Sequence[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(contexts, [str(c) for c in contexts])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel("context (tokens)")
+    if len(contexts) == 1:
+        ax.set_xlim(contexts[0] / 2, contexts[0] * 2)
+
+
+def _grid(count: int) -> tuple[Figure, list[Axes]]:
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    width = {1: 5.4, 2: 4.1, 3: 3.3}[columns]
+    figure = Figure(figsize=(width * columns + 2.0, 3.2 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return figure, axes[:count]
+
+
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    found = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(found.values()), list(found), loc="outside right upper", handlelength=3.2)
+
+
+def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
+    """Acceptance as context x budget, one map per method, each scene at its smallest gamma."""
+    drawn = [c for c in cells if c.row["gamma"] > 0 and c.acceptance.value is not None]
+    smallest = {c.scene: min(o.row["gamma"] for o in drawn if o.scene == c.scene) for c in drawn}
+    drawn = [c for c in drawn if c.row["gamma"] == smallest[c.scene]]
+    keys = list(dict.fromkeys((c.scene, c.name) for c in drawn))
+    if not keys:
+        return None
+    columns = min(len(keys), 3)
+    rows = -(-len(keys) // columns)
+    budgets = max(len({c.row["budget"] for c in drawn if (c.scene, c.name) == key}) for key in keys)
+    figure = Figure(figsize=(3.3 * columns + 0.8, (0.5 * budgets + 1.2) * rows + 0.3), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    told = []
+    for ax, (scene, name) in zip(axes, keys, strict=False):
+        group = [c for c in drawn if (c.scene, c.name) == (scene, name)]
+        _heat(ax, group)
+        gamma = f"gamma {smallest[scene]}"
+        ax.set_title(", ".join(part for part in (name, scene, gamma) if part))
+        told += [f"{name}, {c.row['context']} x {_budget(c.row['budget'])}: {c.acceptance.value:.0%}" for c in group]
+    for unused in axes[len(keys) :]:
+        unused.set_axis_off()
+    figure.suptitle("Acceptance by context and budget (%)")
+    return draw(
+        figure,
+        name="acceptance-heat",
+        title="Acceptance by context and budget",
+        alt="Heat map. " + "; ".join(told) + ".",
+        caption="Each map at the smallest draft length of its setting. An empty field was not measured.",
+    )
+
+
+def _heat(ax: Axes, cells: Sequence[Measured]) -> None:
+    contexts = sorted({c.row["context"] for c in cells})
+    budgets = sorted({c.row["budget"] for c in cells}, key=lambda b: (b < 0, b))
+    values = np.full((len(budgets), len(contexts)), np.nan)
+    for cell in cells:
+        values[budgets.index(cell.row["budget"]), contexts.index(cell.row["context"])] = cell.acceptance.value
+    ax.pcolormesh(values, cmap="cividis", vmin=0.0, vmax=1.0, edgecolors="none")
+    for (y, x), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            ink = "#ffffff" if value < 0.55 else "#000000"
+            ax.text(x + 0.5, y + 0.5, f"{100 * value:.0f}", ha="center", va="center", color=ink)
+    ax.set_xticks(np.arange(len(contexts)) + 0.5, [str(c) for c in contexts])
+    ax.set_yticks(np.arange(len(budgets)) + 0.5, [_budget(b) for b in budgets])
+    ax.set_xlabel("context (tokens)")
+    ax.set_ylabel("budget (keys)")
+    ax.grid(visible=False)
+
+
+def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
+    """Where decoding time goes: one bar per method and budget, at the shortest and the longest context."""
+    timed = [c for c in cells if sum(c.row[p] or 0.0 for p in PHASES) > 0]
+    if not timed:
+        return None
+    scene, gamma = timed[0].scene, min((c.row["gamma"] for c in timed if c.row["gamma"] > 0), default=0)
+    timed = [c for c in timed if c.scene == scene and c.row["gamma"] in (0, gamma)]
+    contexts = sorted({c.row["context"] for c in timed})
+    contexts = [contexts[0], contexts[-1]] if len(contexts) > 1 else contexts
+    bars = max(sum(c.row["context"] == context for c in timed) for context in contexts)
+    figure = Figure(figsize=(3.6 * len(contexts) + 1.6, 0.34 * bars + 1.5), layout="constrained")
+    axes = figure.subplots(1, len(contexts), squeeze=False).ravel().tolist()
+    told = []
+    for ax, context in zip(axes, contexts, strict=True):
+        told += _bars(ax, [c for c in timed if c.row["context"] == context])
+        ax.set_title(f"{context} tokens")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(PHASES))
+    figure.suptitle("Decode time by phase")
+    where = ", ".join(part for part in (scene, f"gamma {gamma}" if gamma else "") if part)
+    return draw(
+        figure,
+        name="phases",
+        title="Decode time by phase",
+        alt="Stacked bars. " + "; ".join(told) + ".",
+        caption=f"Shares of decode seconds, summed over prompts, without prefill{f' ({where})' if where else ''}.",
+    )
+
+
+def _bars(ax: Axes, cells: Sequence[Measured]) -> list[str]:
+    names = [c.name if c.row["gamma"] == 0 else f"{c.name}, {_budget(c.row['budget'])}" for c in cells]
+    seconds = np.array([[c.row[phase] or 0.0 for phase in PHASES] for c in cells])
+    shares = seconds / seconds.sum(axis=1, keepdims=True)
+    left = np.zeros(len(cells))
+    for i, (label, colour) in enumerate(zip(PHASES.values(), PHASE_COLOURS, strict=True)):
+        ax.barh(range(len(cells)), shares[:, i], left=left, label=label, color=colour, height=0.72)
+        left += shares[:, i]
+    ax.set_yticks(range(len(cells)), names)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.0f}"))
+    ax.set_xlabel("share of decode time (%)")
+    ax.grid(visible=False)
+    parts = [
+        ", ".join(f"{label} {share:.0%}" for label, share in zip(PHASES.values(), row, strict=True)) for row in shares
+    ]
+    return [f"{cells[0].row['context']} tokens, {name}: {part}" for name, part in zip(names, parts, strict=True)]
+
+
+def training_loss(training: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawing | None:
+    """Training loss against step, one panel per drafter: L_A (full prefix cache) and L_C (sparse)."""
+    curves = {
+        name: {key: _series(rows, key) for key in ("loss_a", "loss_c")} for name, rows in training.items() if rows
+    }
+    curves = {name: pair for name, pair in curves.items() if any(len(steps) for steps, _ in pair.values())}
+    if not curves:
+        return None
+    figure, axes = _grid(len(curves))
+    told = []
+    for ax, (name, pair) in zip(axes, curves.items(), strict=True):
+        for (key, (steps, losses)), colour in zip(pair.items(), PALETTE, strict=False):
+            if len(steps):
+                label = {"loss_a": "L_A, full cache", "loss_c": "L_C, sparse cache"}[key]
+                smooth = _running_mean(losses, max(1, len(losses) // 20))
+                # A point per step would make the file of a long run megabytes.
+                some = np.unique(np.linspace(0, len(steps) - 1, MAX_POINTS).astype(int))
+                steps, losses, smooth = steps[some], losses[some], smooth[some]
+                ax.plot(steps, losses, color=colour, alpha=0.25, linewidth=0.8)
+                ax.plot(
+                    steps, smooth, color=colour, linewidth=1.7, label=label, linestyle="-" if key == "loss_a" else "--"
+                )
+                told.append(
+                    f"{name}, {label}: {smooth[0]:.2f} at step {steps[0]:g}, {smooth[-1]:.2f} at step {steps[-1]:g}"
+                )
+        ax.set_title(name)
+        ax.set_xlabel("step")
+    axes[0].set_ylabel("loss (nats per token)")
+    _legend(figure, axes)
+    figure.suptitle("Training loss")
+    return draw(
+        figure,
+        name="training-loss",
+        title="Training loss",
+        alt="Line chart. " + "; ".join(told) + ".",
+        caption=f"Thin: logged steps, at most {MAX_POINTS} of them. Bold: running mean over a twentieth of all steps.",
+    )
+
+
+def _series(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None and np.isfinite(row[key])]
+    table = np.array(sorted(pairs), dtype=float).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
+    """Mean over the last `width` values, over fewer at the start."""
+    sums = np.cumsum(np.insert(values, 0, 0.0))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - width, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)

@@ -1,0 +1,152 @@
+"""The cells of one run with their intervals: the one place where rows meet statistics."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from bdcore.collapse import Cell, Estimate, ratio_of_sums
+from reports.tables import CELL_KEYS, records
+
+_BY_PROMPT = f"""
+SELECT {", ".join(CELL_KEYS)}, doc_id,
+  sum(accepted) AS accepted, sum(drafted) AS drafted,
+  sum(accepted) FILTER (WHERE NOT degenerate) AS sound_accepted,
+  sum(drafted) FILTER (WHERE NOT degenerate) AS sound_drafted,
+  sum(ar_decode_s) FILTER (WHERE decode_s IS NOT NULL) AS ar_decode_s,
+  sum(decode_s) FILTER (WHERE ar_decode_s IS NOT NULL) AS decode_s,
+  sum(ar_wall_s) FILTER (WHERE wall_s IS NOT NULL) AS ar_wall_s,
+  sum(wall_s) FILTER (WHERE ar_wall_s IS NOT NULL) AS wall_s
+FROM samples WHERE run_key = ? AND status = 'ok' GROUP BY ALL ORDER BY ALL
+"""
+
+# What may differ between two cells besides method, context, budget and gamma. Shown only where it does differ.
+_SCENE = ("corpus", "workload", "temperature")
+_VARIANT = ("drafter_name", "policy", "position_mode", "gamma_mode")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell: its row of the view `cells`, and the intervals over its prompts."""
+
+    row: Mapping[str, Any]
+    scene: str
+    """What the method was asked to do: corpus, workload, temperature, as far as they vary in the run."""
+    variant: str
+    """How the method was set up: drafter, policy, positions, draft length mode, as far as they vary."""
+    acceptance: Estimate
+    sound_acceptance: Estimate
+    """Without degenerate samples."""
+    decode_speedup: Estimate
+    end_to_end_speedup: Estimate
+
+    @property
+    def setting(self) -> str:
+        """All that must be equal before two cells may be compared, as a label."""
+        return ", ".join(part for part in (self.scene, self.variant) if part)
+
+    @property
+    def name(self) -> str:
+        """The method, with its variant where it has several."""
+        return f"{self.row['method']} ({self.variant})" if self.variant else self.row["method"]
+
+    def cell(self, *, sound: bool = False) -> Cell:
+        """What a verdict needs; `sound` leaves degenerate samples out."""
+        row, acceptance = self.row, self.sound_acceptance if sound else self.acceptance
+        return Cell(row["method"], row["context"], row["budget"], row["gamma"], acceptance, self.setting)
+
+
+def measure(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Measured]:
+    """Every cell of a run in reading order: scene, context, `ar` first, method, budget with full last, gamma."""
+    rows = records(connection, "SELECT * FROM cells WHERE run_key = ?", [run_key])
+    prompts: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in records(connection, _BY_PROMPT, [run_key]):
+        prompts[_key(row)].append(row)
+    scene, variant = [[n for n in names if _varies(n, rows)] for names in (_SCENE, _VARIANT)]
+    cells = [_measured(row, _label(row, scene), _label(row, variant), prompts[_key(row)]) for row in rows]
+    return sorted(cells, key=_reading_order)
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in CELL_KEYS)
+
+
+def _measured(row: Mapping[str, Any], scene: str, variant: str, prompts: Sequence[Mapping[str, Any]]) -> Measured:
+    def ratio(top: str, bottom: str) -> Estimate:
+        return ratio_of_sums([p[top] for p in prompts], [p[bottom] for p in prompts])
+
+    return Measured(
+        row,
+        scene,
+        variant,
+        ratio("accepted", "drafted"),
+        ratio("sound_accepted", "sound_drafted"),
+        ratio("ar_decode_s", "decode_s"),
+        ratio("ar_wall_s", "wall_s"),
+    )
+
+
+def _reading_order(cell: Measured) -> tuple[Any, ...]:
+    row = cell.row
+    return (
+        cell.scene,
+        row["context"],
+        row["method"] != "ar",
+        row["method"],
+        cell.variant,
+        row["budget"] < 0,
+        row["budget"],
+        row["gamma"],
+        # A prompt fed to two drafters of one name gives two cells: keep their order stable.
+        str(row["drafter_key"]),
+    )
+
+
+def _varies(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a run has several values of a setting.
+
+    Drafter, policy and the like are compared within a method and without the full cache, which selects nothing: the
+    verifier alone is no variant of `budgetdraft`.
+    """
+    values: dict[Any, set[Any]] = defaultdict(set)
+    for row in rows:
+        if name in _SCENE:
+            values[None].add(row[name])
+        elif row["gamma"] > 0 and (row["budget"] > 0 or name != "policy"):
+            values[row["method"]].add(row[name])
+    return any(len(found) > 1 for found in values.values())
+
+
+def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    shown = [name for name in names if row[name] is not None and (row["gamma"] > 0 or name in _SCENE)]
+    return ", ".join(_part(name, row[name]) for name in shown)
+
+
+def _part(name: str, value: Any) -> str:
+    if name == "temperature":
+        return f"temperature {value:g}"
+    return f"{name.removesuffix('_name').replace('_', ' ')} {value}" if name != "corpus" else str(value)
+
+
+def summary(cells: Iterable[Measured]) -> list[dict[str, Any]]:
+    """Plain rows for a terminal table; ratios as fractions, None where undefined."""
+    return [
+        {
+            "method": cell.row["method"],
+            "setting": cell.setting,
+            "context": cell.row["context"],
+            "budget": cell.row["budget"],
+            "gamma": cell.row["gamma"],
+            "acceptance": cell.acceptance.value,
+            "lo": cell.acceptance.low,
+            "hi": cell.acceptance.high,
+            "tokens_per_round": cell.row["tokens_per_round"],
+            "decode_speedup": cell.decode_speedup.value,
+            "exact": f"{cell.row['exact_matches']}/{cell.row['exact_checked']}",
+            "n": cell.row["n"],
+            "failed": cell.row["failed"],
+        }
+        for cell in cells
+    ]

@@ -1,0 +1,81 @@
+"""Stage 4: the collapse report of a grid."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from bdcore.evaluation.grid import context_facts
+from bdcore.identity import digest, exclusive, file_digest, read_manifest, write_manifest
+from bdcore.runtime import environment
+from bdcore.study import Study
+from reports.build import build_report
+from reports.tables import write_views
+from tasks.progress import ArtifactRef, announce
+from tasks.training import LOG
+
+
+@task(cache_policy=NO_CACHE)
+def report_grid(study: Study) -> ArtifactRef:
+    """HTML, Markdown, CSV and figures of everything measured so far, and `views.sql` for the workspace."""
+    workspace, run_key = study.workspace, study.keys.run
+    directory = workspace.report(run_key)
+    key = report_key(study)
+    with exclusive(directory):
+        write_views(workspace.root)
+        manifest = read_manifest(directory)
+        if manifest is not None and manifest["key"] != key:
+            manifest = None
+        announce("report", directory, manifest)
+        reused = manifest is not None
+        if not reused:
+            paths = build_report(workspace.root, run_key, directory, facts=report_facts(study))
+            write_manifest(directory, key, stage="report", inputs={"run": run_key})
+            _publish(paths["report.md"])
+    return ArtifactRef(str(directory), key, 0, reused)
+
+
+def report_key(study: Study) -> str:
+    """Changes with the rows, with what is said about them, and with the code of `reports`."""
+    rows = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(study.workspace.samples(study.keys.run).glob("*.parquet"))]
+    package = Path(__file__).parent.parent / "reports"
+    code = [(p.name, file_digest(p)) for p in sorted(package.rglob("*")) if p.suffix in (".py", ".j2", ".sql")]
+    return digest("report", study.keys.facts(), rows, code)
+
+
+def report_facts(study: Study) -> dict[str, Any]:
+    """What the report says about how its rows came to be."""
+    config, workspace, keys = study.config, study.workspace, study.keys
+    drafters = {"base": keys.base, "trained": keys.trained}
+    return {
+        "study": config.name,
+        "expected_samples": context_facts(config.grid)["samples"],
+        "runtime": study.runtime.facts(),
+        "environment": environment(),
+        "keys": keys.facts(),
+        "drafters": {role: _made(workspace.drafter(key)) for role, key in drafters.items()},
+        "targets": _made(workspace.targets(keys.targets)),
+        "training": {role: _log(workspace.drafter(key)) for role, key in drafters.items()},
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def _made(directory: Path) -> dict[str, Any]:
+    manifest = read_manifest(directory) or {}
+    return {k: v for k, v in manifest.items() if k not in ("files", "environment", "training", "config")}
+
+
+def _log(directory: Path) -> list[dict[str, Any]]:
+    path = directory / LOG
+    return json.loads(path.read_text()) if path.is_file() else []
+
+
+def _publish(markdown: Path) -> None:
+    try:
+        create_markdown_artifact(markdown.read_text(), key="collapse-report")
+    except Exception as error:  # the UI's copy must never cost the report
+        get_run_logger().warning("report artifact: %s", error)

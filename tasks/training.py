@@ -1,0 +1,177 @@
+"""Stage 2: the base drafter, and the drafter trained on many sparse views."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from bdcore.config import TrainingConfig
+from bdcore.identity import exclusive, read_manifest, staging, write_json, write_manifest
+from bdcore.models.drafter import Drafter, load_drafter, most_frequent, read_facts, save_drafter, slice_verifier
+from bdcore.models.heads import choose_layers, layer_scores
+from bdcore.models.loading import check_vocabulary, load_model, load_tokenizer, quiet
+from bdcore.runtime import environment, seed_for
+from bdcore.targets.rows import read_targets
+from bdcore.training.loop import train
+from bdcore.study import Study
+from tasks.progress import ArtifactRef, OnRecord, Progress, announce
+
+LOG = "training_log.json"
+
+
+@task(cache_policy=NO_CACHE)
+def make_base(study: Study, verifier: ArtifactRef, targets: ArtifactRef, on_record: OnRecord | None = None) -> ArtifactRef:
+    """The drafter before multi-view training: sliced from the verifier and trained briefly, or a pretrained model."""
+    return _drafter(study, "base", study.keys.base, lambda out: _make_base(study, verifier, targets, out, on_record))
+
+
+@task(cache_policy=NO_CACHE)
+def train_drafter(
+    study: Study, verifier: ArtifactRef, base: ArtifactRef, targets: ArtifactRef, on_record: OnRecord | None = None
+) -> ArtifactRef:
+    """The BudgetDraft drafter: the base trained on full and sparse views of the same prefixes."""
+    return _drafter(
+        study, "trained", study.keys.trained, lambda out: _make_trained(study, verifier, base, targets, out, on_record)
+    )
+
+
+def _drafter(study: Study, role: str, key: str, make: Any) -> ArtifactRef:
+    directory = study.workspace.drafter(key)
+    with exclusive(directory):
+        manifest = read_manifest(directory)
+        announce(f"{role} drafter", directory, manifest)
+        reused = manifest is not None
+        if not reused:
+            start = time.perf_counter()
+            with quiet(), staging(directory) as partial:
+                facts = make(partial)
+                seconds = time.perf_counter() - start
+                write_manifest(partial, key, seconds=seconds, environment=environment(), **facts)
+        _checkpoint(study, key).unlink(missing_ok=True)
+    return ArtifactRef(str(directory), key, 0, reused)
+
+
+def _checkpoint(study: Study, key: str) -> Path:
+    # Beside the artifact, so that a killed run finds it and a finished one can drop it.
+    return study.workspace.drafter(key).with_name(f".{key}.checkpoint.pt")
+
+
+def _make_base(
+    study: Study, verifier: ArtifactRef, targets: ArtifactRef, out: Path, on_record: OnRecord | None
+) -> dict[str, Any]:
+    config, device = study.config, study.runtime.device
+    tokenizer = load_tokenizer(verifier.path, config.verifier.revision)
+    if config.drafter.kind == "pretrained":
+        check_vocabulary(tokenizer, load_tokenizer(config.drafter.source, config.drafter.revision))
+        drafter = load_drafter(
+            config.drafter.source,
+            verifier_vocab=study.inputs.verifier.vocab,
+            dtype=torch.float32,
+            device=device,
+            revision=config.drafter.revision,
+        )
+        facts: dict[str, Any] = {"kind": "pretrained", "source": config.drafter.source}
+    else:
+        drafter, facts = _slice(study, verifier.path, Path(targets.path))
+    log: list[dict[str, Any]] = []
+    if config.base is not None:
+        log = _train(study, "base", drafter, config.base, Path(targets.path), study.keys.base, on_record)
+    return _save(study, drafter, tokenizer, out, {**facts, "stage": "base"}, log)
+
+
+def _slice(study: Study, source: str, targets: Path) -> tuple[Drafter, dict[str, Any]]:
+    config = study.config.drafter
+    model = load_model(source, dtype=torch.float32, device=study.runtime.device)
+    scores = layer_scores(model, seed=seed_for(study.config.seed, "heads"))
+    layers = config.layers or choose_layers(scores, config.num_layers)
+    get_run_logger().info(
+        "base drafter: verifier layers %s (%s)", layers, "configured" if config.layers else "by measured copying scores"
+    )
+    ids = None
+    if config.vocab_size and config.vocab_size < model.config.vocab_size:
+        counts = torch.zeros(model.config.vocab_size, dtype=torch.long)
+        for row in read_targets(targets):
+            counts += torch.bincount(torch.tensor(row["target_ids"]), minlength=len(counts))
+        ids = most_frequent(counts, config.vocab_size)
+    drafter = slice_verifier(
+        model, layers, ids=ids, rope_theta=config.rope_theta, max_positions=config.max_positions
+    )
+    scored = [vars(score) for score in scores]
+    return drafter, {"kind": "sliced", "source": study.config.verifier.source, "layers": layers, "layer_scores": scored}
+
+
+def _make_trained(
+    study: Study, verifier: ArtifactRef, base: ArtifactRef, targets: ArtifactRef, out: Path, on_record: OnRecord | None
+) -> dict[str, Any]:
+    drafter = load_drafter(
+        base.path, verifier_vocab=study.inputs.verifier.vocab, dtype=torch.float32, device=study.runtime.device
+    )
+    log = _train(study, "trained", drafter, study.config.training, Path(targets.path), study.keys.trained, on_record)
+    facts = {k: v for k, v in read_facts(base.path).items() if k != "head_ids"}
+    tokenizer = load_tokenizer(verifier.path, study.config.verifier.revision)
+    return _save(study, drafter, tokenizer, out, {**facts, "stage": "trained", "base": base.key}, log)
+
+
+def _train(
+    study: Study,
+    role: str,
+    drafter: Drafter,
+    config: TrainingConfig,
+    targets: Path,
+    key: str,
+    on_record: OnRecord | None,
+) -> list[dict[str, Any]]:
+    checkpoint = _checkpoint(study, key)
+    progress: list[Progress] = []
+
+    def step(record: dict[str, Any]) -> None:
+        if not progress:
+            done = record["step"] - 1
+            progress.append(Progress(f"{role}-drafter", f"{role} drafter", config.steps, "steps", done=done))
+        progress[0](record["step"], _losses(record))
+        if on_record:
+            on_record(record)
+
+    log = train(
+        drafter,
+        read_targets(targets),
+        config,
+        seed=seed_for(study.config.seed, role),
+        dtype=study.runtime.dtype,
+        checkpoint_path=checkpoint,
+        on_step=step,
+    )
+    skipped = sum(record["skipped"] for record in log)
+    if skipped:
+        get_run_logger().warning("%s drafter: %d of %d steps skipped (nothing finite to learn)", role, skipped, len(log))
+    return log
+
+
+def _losses(record: dict[str, Any]) -> str:
+    parts = []
+    for name, branch in (("L_A", "a"), ("L_C", "c")):
+        if record[f"loss_{branch}"] is not None:
+            parts.append(f"{name} {record[f'loss_{branch}']:.2f}, agreement {record[f'agree_{branch}']:.0%}")
+    return "; ".join(parts)
+
+
+def _save(
+    study: Study, drafter: Drafter, tokenizer: Any, out: Path, facts: dict[str, Any], log: list[dict[str, Any]]
+) -> dict[str, Any]:
+    config = study.config
+    stage = config.base if facts["stage"] == "base" else config.training
+    facts = {
+        **facts,
+        "study": config.name,
+        "targets": study.keys.targets,
+        "verifier": config.verifier.source,
+        "training": stage.model_dump(mode="json") if stage else None,
+        "trained_tokens": sum(record["tokens"] for record in log),
+    }
+    save_drafter(drafter, out, tokenizer=tokenizer, facts=facts)
+    write_json(out / LOG, log)
+    return {k: v for k, v in facts.items() if k != "layer_scores"}

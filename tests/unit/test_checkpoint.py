@@ -1,0 +1,126 @@
+"""Resume: 5 + 5 steps in a new process are 10 steps, bit for bit; a damaged checkpoint is a named error."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bdcore.training import checkpoint
+from bdcore.training.checkpoint import TrainingState
+from bdcore.training.loop import train
+from tests.unit.training_helpers import fresh_drafter, rows, stage
+
+CONFIG = stage(mixture={"forced": 0.7, "repeated": 0.3}, batch_size=2, kl_weight=0.5, views={"policy": "random"})
+"""A random budget, a random prefix, a random kind and a random policy in every step."""
+
+
+class Killed(BaseException):
+    pass
+
+
+def trained(path: Path, stop_after: int | None = None):
+    """(log, weights) of the ten steps; `stop_after` dies like a killed process, after the step was told."""
+    drafter = fresh_drafter()
+
+    def on_step(record):
+        if record["step"] == stop_after:
+            raise Killed
+
+    log = train(drafter, rows(), CONFIG, seed=5, dtype="float32", checkpoint_path=path, on_step=on_step)
+    return log, {name: p.detach() for name, p in drafter.model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("whole") / "checkpoint.pt")
+
+
+def assert_same(one, other):
+    assert one[0] == other[0]  # budgets, prefixes, rates, losses, agreement: every figure of the log
+    assert one[1].keys() == other[1].keys() and all(torch.equal(p, other[1][n]) for n, p in one[1].items())
+
+
+@pytest.mark.parametrize("killed_at", [6, 8])
+def test_killed_run_goes_on_from_its_checkpoint_and_ends_bit_equal(tmp_path, uninterrupted, killed_at):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(Killed):
+        trained(path, stop_after=killed_at)
+    assert torch.load(path, weights_only=True)["step"] == 5
+    assert_same(trained(path), uninterrupted)
+
+
+def test_new_process_goes_on_bit_equal(tmp_path, uninterrupted):
+    path, out = tmp_path / "checkpoint.pt", tmp_path / "ended.pt"
+    with pytest.raises(Killed):
+        trained(path, stop_after=6)
+    code = (
+        "import sys, torch; from pathlib import Path; from tests.unit.test_checkpoint import trained; "
+        "torch.save(trained(Path(sys.argv[1])), sys.argv[2])"
+    )
+    root = Path(__file__).parents[2]
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, path, out], cwd=tmp_path, env={**os.environ, **threads}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert_same(torch.load(out, weights_only=True), uninterrupted)
+
+
+def test_finished_checkpoint_trains_no_further(tmp_path, uninterrupted):
+    path = tmp_path / "checkpoint.pt"
+    trained(path)
+    assert_same(trained(path, stop_after=10), uninterrupted)
+
+
+def pair():
+    drafter = fresh_drafter()
+    return drafter.model, torch.optim.AdamW(drafter.model.parameters(), lr=1e-3)
+
+
+def test_absent_checkpoint_is_none(tmp_path):
+    assert checkpoint.load(tmp_path / "none.pt", *pair()) is None
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "pickle"])
+def test_damaged_checkpoint_is_an_error_that_names_the_file_and_what_to_do(tmp_path, damage):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, TrainingState(1, []), *pair())
+    whole = path.read_bytes()
+    content = {"empty": b"", "cut": whole[: len(whole) // 2], "text": b"no weights\n" * 9}
+    if damage == "pickle":
+        torch.save({"step": pytest.raises}, path)  # code, which is never run
+    else:
+        path.write_bytes(content[damage])
+    model, optimizer = pair()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError) as caught:
+        checkpoint.load(path, model, optimizer)
+    text = str(caught.value)
+    assert str(path) in text and "delete it" in text and "\n" not in text
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("content", [{}, {"step": 1, "log": [], "weights": {"other": 1}, "optimizer": {}}, [1, 2]])
+def test_checkpoint_of_something_else_is_an_error_that_names_the_file(tmp_path, content):
+    path = tmp_path / "checkpoint.pt"
+    torch.save(content, path)
+    with pytest.raises(RuntimeError, match=r"checkpoint\.pt.*delete it"):
+        checkpoint.load(path, *pair())
+
+
+def test_failed_save_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, TrainingState(1, []), *pair())
+    whole = path.read_bytes()
+
+    def full_disk(content, partial):
+        partial.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError):
+        checkpoint.save(path, TrainingState(2, []), *pair())
+    assert path.read_bytes() == whole and [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]

@@ -1,0 +1,222 @@
+"""The configuration: paper defaults, overrides, and every mistake in one line that says what would be legal."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bdcore.config import Config, ConfigError, GridConfig, SparseConfig, TrainingConfig, ViewsConfig, load_config
+from bdcore.kv.budget import FULL
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUICK = CONFIGS / "quick.yaml"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(content) -> Path:
+        path = tmp_path / "study.yaml"
+        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+        return path
+
+    return written
+
+
+def refusal(path, *overrides, limit=None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, list(overrides), limit=limit)
+    text = str(caught.value)
+    assert "\n" not in text and text.strip()
+    return text
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_configuration_loads(path):
+    assert load_config(path).name
+
+
+def test_defaults_are_the_papers():
+    training, grid = Config().training, Config().grid
+    assert training.views.budgets == {256: 0.4, 512: 0.3, 1024: 0.2, 2048: 0.1}
+    assert (training.learning_rate, training.steps, training.lam) == (1e-5, 5000, 0.5)
+    assert training.prefix_lengths == {16128: 1.0} and training.continuation == 256
+    assert training.detach_prefix and training.supervise == "continuation" and training.kl_weight == 0
+    assert (training.views.policy, training.views.position_mode) == ("attention_mass", "absolute")
+    assert grid.budgets == [256, 512, 1024, 2048] and grid.contexts == [3800, 8192, 16384]
+    assert Config().drafter.source == "JackFram/llama-68m"
+
+
+def test_unknown_key_is_refused_with_the_legal_ones(write):
+    text = refusal(write({"grid": {"budgetz": [64]}}))
+    assert "grid.budgetz" in text and "unknown key" in text
+    assert all(name in text for name in GridConfig.model_fields)
+
+
+def test_unknown_section_is_refused_with_the_legal_sections(write):
+    text = refusal(write({"gird": {}}))
+    assert "gird" in text and all(name in text for name in Config.model_fields)
+
+
+def test_unknown_key_deep_inside_an_optional_section_names_its_siblings(write):
+    text = refusal(write({"base": {"views": {"polizy": "random"}}}))
+    assert "base.views.polizy" in text and "policy" in text and "budgets" in text
+
+
+@pytest.mark.parametrize("where", ["grid.budgets=[250]", "training.views.budgets={250: 1}"])
+def test_budget_that_is_no_multiple_of_the_chunk_names_its_neighbours(where):
+    text = refusal(QUICK, where)
+    assert "budget = 250" in text and "248" in text and "256" in text
+
+
+def test_budget_below_what_must_be_kept_names_the_smallest_legal_one(write):
+    text = refusal(write({"grid": {"budgets": [4]}}))
+    assert "budget = 4 " in text
+    least = int(text.rsplit(" ", 1)[1])
+    GridConfig(budgets=[least])
+    with pytest.raises(ValueError):
+        GridConfig(budgets=[least - 8])
+
+
+def test_nearest_legal_budgets_are_legal():
+    text = refusal(QUICK, "grid.budgets=[45]")
+    for value in text.rpartition("legal: ")[2].split(" or "):
+        GridConfig(budgets=[int(value)])
+
+
+@pytest.mark.parametrize("value", ["0", "-8", "true", "64.5", "lots", "null"])
+def test_budget_that_is_no_positive_number_of_tokens_is_refused(value):
+    assert "budget" in refusal(QUICK, f"grid.budgets=[{value}]")
+
+
+def test_full_is_a_legal_budget():
+    assert load_config(QUICK, ["grid.budgets=[64, full]"]).grid.budgets == [64, FULL]
+    assert load_config(QUICK, ["training.views.budgets={64: 1, full: 1}"]).training.views.budgets == {64: 1, FULL: 1}
+
+
+def test_overrides_reach_nested_fields_and_are_read_as_yaml():
+    config = load_config(QUICK, ["training.views.budgets={64: 1}", "grid.gammas=[2, 4]", "runtime.device=cpu"])
+    assert config.training.views.budgets == {64: 1.0}
+    assert config.grid.gammas == [2, 4] and config.runtime.device == "cpu"
+    assert config.training.steps == load_config(QUICK).training.steps
+
+
+def test_override_can_fill_a_section_that_is_empty_or_absent(write):
+    path = write("grid:\nbase: null\n")
+    assert load_config(path, ["grid.prompts=2", "tracking.enabled=false"]).grid.prompts == 2
+
+
+def test_override_of_one_section_leaves_those_that_share_a_yaml_alias(write):
+    path = write("drafter: {kind: sliced}\nbase: &stage {steps: 7, views: {policy: random}}\ntraining: *stage\n")
+    config = load_config(path, ["training.steps=9", "training.views.policy=last_key"])
+    assert config.base is not None
+    assert (config.base.steps, config.base.views.policy) == (7, "random")
+    assert (config.training.steps, config.training.views.policy) == (9, "last_key")
+
+
+@pytest.mark.parametrize("override", ["grid.prompts", "=3", "name.first=x", "grid.gammas=[1", "nothing.at.all=1"])
+def test_malformed_override_is_one_line(override):
+    assert override.partition("=")[0].partition(".")[0] in refusal(QUICK, override)
+
+
+def test_limit_lowers_the_prompts_and_never_raises_them(write):
+    assert load_config(QUICK, limit=1).grid.prompts == 1
+    assert load_config(QUICK, limit=100).grid.prompts == load_config(QUICK).grid.prompts
+    assert load_config(write("{}"), limit=3).grid.prompts == 3
+    assert load_config(write("grid:\n"), limit=3).grid.prompts == 3
+    assert "limit = 0" in refusal(QUICK, limit=0)
+
+
+@pytest.mark.parametrize("content", ["grid: 5", "grid: [1]", "grid: {prompts: few}", "corpus: 3", "base: yes"])
+def test_section_of_the_wrong_kind_is_one_line_with_and_without_limit(write, content):
+    path = write(content)
+    name = content.partition(":")[0]
+    assert name in refusal(path) and name in refusal(path, limit=2)
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "just text", "a: [1,\nb: 2", "a:\n  b: 1\n c: 2\n"])
+def test_file_that_is_no_configuration_is_one_line(write, content):
+    assert "study.yaml" in refusal(write(content))
+
+
+def test_file_that_is_absent_or_not_text_is_one_line(tmp_path):
+    assert "absent.yaml" in refusal(tmp_path / "absent.yaml")
+    assert str(tmp_path) in refusal(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"name: \xff\xfe\x00")
+    assert "binary.yaml" in refusal(tmp_path / "binary.yaml")
+
+
+def test_several_mistakes_are_one_line_that_names_each(write):
+    text = refusal(write({"seed": -1, "grid": {"prompts": 0, "x": 1}, "training": {"lam": "much"}}))
+    assert all(name in text for name in ("seed = -1", "grid.prompts = 0", "grid.x", "training.lam = 'much'"))
+
+
+def test_relative_paths_are_resolved_against_the_configuration_file(write, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load_config(
+        write(
+            {
+                "corpus": {"source": "folder", "path": "texts"},
+                "grid": {"corpus": {"source": "folder", "path": "../other", "split": "test"}},
+                "verifier": {"source": "./model"},
+            }
+        )
+    )
+    assert config.corpus.path == str(tmp_path / "texts")
+    assert config.grid.corpus.path == str(tmp_path.parent / "other")
+    assert config.verifier.source == str(tmp_path / "model")
+
+
+def test_hub_ids_and_absolute_paths_stay_as_they_are(write, tmp_path):
+    config = load_config(write({"corpus": {"source": "folder", "path": str(tmp_path)}, "verifier": {"source": "a/b"}}))
+    assert config.corpus.path == str(tmp_path) and config.verifier.source == "a/b"
+
+
+def test_configuration_cannot_be_changed():
+    with pytest.raises(ValueError):
+        Config().seed = 3
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("training.views.budgets={64: .nan}", "training.views.budgets"),
+        ("training.views.budgets={64: 0}", "budgets"),
+        ("training.views.budgets={64: -1, 128: 2}", "budgets"),
+        ("training.lam=.inf", "training.lam"),
+        ("training.prefix_lengths={512: 0}", "prefix_lengths"),
+        ("training.prefix_lengths={4096: 1}", "targets.length"),
+        ("training.mixture={forced: 0}", "mixture"),
+        ("training.mixture={generated: 1}", "targets.generated"),
+        ("training.supervise=continuation", "detach_prefix"),
+        ("training.views.window=64", "window"),
+        ("training.validation=12", "targets.forced"),
+        ("grid.methods=[sd_full]", "ar"),
+        ("grid.gammas=[4, 4]", "gammas"),
+        ("grid.contexts=[]", "contexts"),
+        ("grid.budgets=[full]", "sd_sparse"),
+        ("drafter.kind=pretrained", "base"),
+        ("drafter.layers=[1, 1]", "layers"),
+        ("drafter.layers=[-1, 3]", "drafter.layers"),
+        ("drafter.layers=[]", "drafter.layers"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_one_line(override, named):
+    overrides = [override]
+    if "continuation" in override:
+        overrides.append("training.detach_prefix=false")
+    assert named in refusal(QUICK, *overrides)
+
+
+def test_pretrained_drafter_cannot_be_the_embedded_verifier():
+    text = refusal(QUICK, "base=null", "drafter={kind: pretrained, source: embedded}")
+    assert "drafter.source = embedded" in text
+
+
+def test_views_and_grid_share_one_rule_of_selection():
+    assert set(SparseConfig.model_fields) <= set(ViewsConfig.model_fields) & set(GridConfig.model_fields)
+    assert ViewsConfig().selection(7) == GridConfig().selection(7)
+
+
+def test_longest_training_sequence_counts_the_longest_prefix():
+    assert TrainingConfig(prefix_lengths={8: 1, 64: 0.5}, continuation=16).longest == 80

@@ -1,0 +1,208 @@
+"""The training loop: steps that are skipped and counted, precision, what is drawn, what is held out."""
+
+import copy
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from bdcore.kv.budget import FULL
+from bdcore.models.drafter import Drafter
+from bdcore.training import loop
+from bdcore.training.losses import IGNORE
+from bdcore.training.loop import draw, rate, split_validation, train
+from tests.unit.training_helpers import forced_row, fresh_drafter, generated_row, rows, stage
+
+
+def run(folder, drafter, data, config, **changes):
+    settings = {"seed": 3, "dtype": "float32", "checkpoint_path": folder / "checkpoint.pt", **changes}
+    return train(drafter, data, config, **settings)
+
+
+def weights(drafter):
+    return {name: p.detach().clone() for name, p in drafter.model.named_parameters()}
+
+
+def test_training_lowers_both_losses(tmp_path):
+    drafter = fresh_drafter()
+    log = run(tmp_path, drafter, rows(2, 40), stage(steps=40, validation=0, learning_rate=5e-3, prefix_lengths={32: 1}))
+    assert [r["step"] for r in log] == list(range(1, 41)) and not any(r["skipped"] for r in log)
+    for name in ("loss_a", "loss_c"):
+        assert sum(r[name] for r in log[-5:]) < 0.7 * sum(r[name] for r in log[:5])
+
+
+def test_step_without_labels_is_skipped_and_counted_and_changes_nothing(tmp_path):
+    empty = {**forced_row(0), "target_ids": [IGNORE] * 48}
+    drafter = fresh_drafter()
+    before = weights(drafter)
+    log = run(tmp_path, drafter, [empty], stage(steps=3, validation=0))
+    assert [r["skipped"] for r in log] == [True] * 3 and log[0]["tokens"] == 0
+    assert log[0]["loss_a"] is None and log[0]["grad_norm"] is None
+    assert all(torch.equal(before[n], p) for n, p in weights(drafter).items())
+
+
+def test_empty_sequence_beside_a_valid_one_gives_the_valid_ones_step(tmp_path, monkeypatch):
+    valid, empty = forced_row(0, 40), {**forced_row(1, 40), "target_ids": [IGNORE] * 40}
+    config = stage(steps=1, validation=0, prefix_lengths={32: 1}, warmup=0)
+    ended = []
+    for data in ([valid], [valid, empty]):
+        drafter = fresh_drafter()
+        size = len(data)
+        monkeypatch.setattr(loop.Sampler, "draw", lambda self, step, index, length: self.forced[index])
+        (record,) = run(tmp_path / str(size), drafter, data, config.model_copy(update={"batch_size": size}))
+        ended.append((record, weights(drafter)))
+    (one, alone), (two, beside) = ended
+    assert one["tokens"] == two["tokens"] == 16 and one["loss_a"] == pytest.approx(two["loss_a"], rel=1e-5)
+    assert all(torch.allclose(alone[n], beside[n], rtol=1e-4, atol=1e-6) for n in alone)
+
+
+@pytest.mark.parametrize("fault", ["loss", "gradient"])
+def test_step_that_is_not_finite_is_skipped_and_the_weights_stay_finite(tmp_path, monkeypatch, fault):
+    drafter = fresh_drafter()
+    real = loop.joint_loss
+
+    def broken(*args, **kwargs):
+        out = real(*args, **kwargs)
+        if fault == "loss":
+            return copy.copy(out).__class__(out.loss * math.nan, out.full, out.sparse, out.budget, out.cached)
+        out.loss.register_hook(lambda grad: grad * math.inf)
+        return out
+
+    monkeypatch.setattr(loop, "joint_loss", broken)
+    before = weights(drafter)
+    log = run(tmp_path, drafter, rows(3), stage(steps=2))
+    assert [r["skipped"] for r in log] == [True, True]
+    assert all(torch.equal(before[n], p) for n, p in weights(drafter).items())
+    monkeypatch.undo()
+    (tmp_path / "checkpoint.pt").unlink()
+    assert not any(r["skipped"] for r in run(tmp_path, drafter, rows(3), stage(steps=2)))
+    assert all(torch.isfinite(p).all() for p in weights(drafter).values())
+
+
+def test_fp32_master_weights_change_under_bf16_autocast_at_a_tiny_rate(tmp_path):
+    drafter = fresh_drafter()
+    norm = drafter.model.model.norm.weight
+    assert (norm == 1).all()
+    config = stage(steps=1, warmup=0, learning_rate=1e-5, weight_decay=0)
+    (record,) = run(tmp_path, drafter, rows(3), config, dtype="bfloat16")
+    assert not record["skipped"] and all(p.dtype == torch.float32 for p in drafter.model.parameters())
+    assert (norm != 1).any() and float((norm - 1).abs().max()) < 2e-5
+    assert (norm.to(torch.bfloat16) == 1).all(), "a bf16 weight would not have moved"
+
+
+def test_embedding_is_frozen_and_everything_else_learns(tmp_path):
+    drafter = fresh_drafter()
+    before = weights(drafter)
+    run(tmp_path, drafter, rows(3), stage(steps=2))
+    changed = {name for name, p in weights(drafter).items() if not torch.equal(p, before[name])}
+    assert set(before) - changed == {"model.embed_tokens.weight"}
+
+
+def test_head_learns_at_its_own_rate(tmp_path):
+    moved = {}
+    for scale in (1.0, 1e-3):
+        drafter = fresh_drafter()
+        before = weights(drafter)["lm_head.weight"]
+        config = stage(steps=1, warmup=0, head_scale=scale, weight_decay=0)
+        run(tmp_path / str(scale), drafter, rows(3), config)
+        moved[scale] = float((weights(drafter)["lm_head.weight"] - before).abs().max())
+    assert moved[1e-3] == pytest.approx(moved[1.0] * 1e-3, rel=0.05)
+
+
+def test_pruned_head_is_trained_on_what_it_can_say(tmp_path):
+    ids = torch.arange(3, 128, 2)
+    model = fresh_drafter().model
+    model.lm_head = torch.nn.Linear(64, len(ids), bias=False)
+    log = run(tmp_path, Drafter(model, ids), rows(4), stage(steps=4, kl_weight=0.5))
+    assert all(0 < r["tokens"] < 16 for r in log) and not any(r["skipped"] for r in log)
+
+
+def test_rate_warms_up_and_falls_to_zero():
+    config = stage(steps=20, warmup=4)
+    factors = [rate(step, config) for step in range(21)]
+    assert factors[:4] == [0.25, 0.5, 0.75, 1.0] and factors[4] == 1.0 and factors[20] == pytest.approx(0)
+    assert factors[4:] == sorted(factors[4:], reverse=True)
+    assert rate(0, stage(warmup=0)) == 1.0 and rate(3, stage(steps=4, warmup=4)) == 1.0
+
+
+def test_logged_rate_is_the_one_that_was_used(tmp_path):
+    config = stage(steps=4)
+    log = run(tmp_path, fresh_drafter(), rows(3), config)
+    assert [r["learning_rate"] for r in log] == [1e-3 * rate(s, config) for s in range(4)]
+
+
+def test_prefix_and_budget_are_drawn_by_weight_from_seed_and_step():
+    config = stage(views={"budgets": {16: 0.75, 24: 0.25}}, prefix_lengths={24: 0.2, 32: 0.8})
+    drawn = [draw(config, 0, step) for step in range(1000)]
+    assert drawn == [draw(config, 0, step) for step in range(1000)]
+    assert drawn != [draw(config, 1, step) for step in range(1000)]
+    assert 0.7 < Counter(d.budget for d in drawn)[16] / 1000 < 0.8
+    assert 0.15 < Counter(d.prefix for d in drawn)[24] / 1000 < 0.25
+
+
+def test_without_lambda_no_sparse_view_is_drawn_and_prefixes_stay_the_same():
+    with_views, without = stage(), stage(lam=0)
+    assert all(draw(without, 0, s).budget is None for s in range(20))
+    assert [draw(without, 0, s).prefix for s in range(20)] == [draw(with_views, 0, s).prefix for s in range(20)]
+
+
+def test_full_budget_of_a_view_is_the_prefix():
+    config = stage(views={"budgets": {FULL: 1}})
+    assert all(d.budget == d.prefix for d in (draw(config, 0, s) for s in range(20)))
+
+
+def test_log_says_which_budget_and_tokens_each_step_had(tmp_path):
+    config = stage(steps=6)
+    log = run(tmp_path, fresh_drafter(), rows(3), config)
+    for step, record in enumerate(log):
+        drawn = draw(config, 3, step)
+        assert (record["prefix"], record["budget"], record["tokens"]) == (drawn.prefix, drawn.budget, 16)
+        assert record["grad_norm"] > 0 and 0 <= record["agree_c"] <= 1
+
+
+def test_held_out_documents_are_never_trained_on(tmp_path, monkeypatch):
+    data = [*rows(5), generated_row(4, [3] * 24, [9] * 24, "length"), generated_row(0, [4] * 24, [9] * 24, "length")]
+    kept, held_out = split_validation(data, 2)
+    assert [r["doc_id"] for r in held_out] == ["doc-3", "doc-4"] and all(r["mode"] == "forced" for r in held_out)
+    assert {r["doc_id"] for r in kept} == {"doc-0", "doc-1", "doc-2"}
+    seen, drawn = [], loop.Sampler.draw
+
+    def watched(self, step, index, length):
+        tokens = drawn(self, step, index, length)
+        if step >= 0:
+            seen.append(tokens.ids)
+        return tokens
+
+    monkeypatch.setattr(loop.Sampler, "draw", watched)
+    mixture = {"forced": 0.4, "generated": 0.3, "repeated": 0.3}
+    run(tmp_path, fresh_drafter(), data, stage(steps=30, validation=2, eval_every=30, mixture=mixture))
+    forbidden = [tuple(r["prompt_ids"][i : i + 6]) for r in held_out for i in range(43)] + [(3,) * 6]
+    trained = {tuple(ids[i : i + 6]) for ids in seen for i in range(len(ids) - 5)}
+    assert len(seen) == 30 and not trained & set(forbidden)
+
+
+def test_no_validation_keeps_every_row(tmp_path):
+    kept, held_out = split_validation(rows(3), 0)
+    assert len(kept) == 3 and not held_out
+    assert not any("agreement" in r for r in run(tmp_path, fresh_drafter(), rows(3), stage(steps=2, validation=0)))
+
+
+def test_validation_agreement_is_logged_by_view_and_does_not_disturb_training(tmp_path):
+    often, never = fresh_drafter(), fresh_drafter()
+    log = run(tmp_path / "often", often, rows(4), stage(steps=4, eval_every=2, validation=2))
+    run(tmp_path / "never", never, rows(4), stage(steps=4, eval_every=99, validation=2))
+    assert [set(r.get("agreement", ())) for r in log] == [set(), {"full", "16", "24"}] * 2
+    assert all(0 <= v <= 1 for v in log[-1]["agreement"].values())
+    assert all(torch.equal(p, weights(never)[n]) for n, p in weights(often).items())
+
+
+def test_validation_without_sparse_views_measures_the_full_one_alone(tmp_path):
+    log = run(tmp_path, fresh_drafter(), rows(4), stage(steps=1, lam=0))
+    assert set(log[0]["agreement"]) == {"full"} and log[0]["loss_c"] is None and log[0]["budget"] is None
+
+
+def test_each_step_is_told_once_and_in_order(tmp_path):
+    told = []
+    log = run(tmp_path, fresh_drafter(), rows(3), stage(steps=3), on_step=told.append)
+    assert told == log and not fresh_drafter().model.training

@@ -1,0 +1,140 @@
+"""What is known before any weight is read: positions, layers, documents. Each fault is one line, nothing is written."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bdcore.config import ConfigError, load_config
+from bdcore.models import loading
+from bdcore.preflight import check, inputs
+from tests.tiny import TEXTS, tiny_config, write_corpus, write_verifier
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    config = tiny_config(write_verifier(folder / "verifier"), write_corpus(folder / "texts"))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_weights(monkeypatch, tmp_path):
+    def refuse(*args, **kwargs):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(loading, "load_model", refuse)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    monkeypatch.setenv("BUDGETDRAFT_HOME", str(tmp_path / "home"))
+
+
+def tree(folder: Path) -> dict[str, int]:
+    return {os.path.join(at, f): os.path.getsize(os.path.join(at, f)) for at, _, files in os.walk(folder) for f in files}
+
+
+def refusal(folder: Path, *overrides: str) -> str:
+    before = tree(folder)
+    with pytest.raises(ConfigError) as caught:
+        inputs(load_config(folder / "tiny.yaml", list(overrides)))
+    assert "\n" not in str(caught.value) and tree(folder) == before
+    return str(caught.value)
+
+
+def test_good_study_passes_with_its_shapes_and_disjoint_documents(folder, tmp_path):
+    found = inputs(load_config(folder / "tiny.yaml"))
+    assert (found.verifier.layers, found.verifier.positions, found.verifier.vocab) == (4, 512, 260)
+    assert (found.drafter.layers, found.drafter.positions, found.drafter.head_rows) == (3, 128, 128)
+    assert not {d.doc_id for d in found.training} & {d.doc_id for d in found.evaluation}
+    assert len(found.training) + len(found.evaluation) == TEXTS
+    assert not (tmp_path / "home").exists()
+
+
+def test_context_beyond_the_verifiers_positions_names_the_longest_legal_one(folder):
+    text = refusal(folder, "grid.contexts=[64, 501]")
+    assert "grid.contexts = 501" in text and "512 positions" in text and "500" in text
+    check(load_config(folder / "tiny.yaml", ["grid.contexts=[64, 500]"]))
+
+
+def test_targets_beyond_the_verifiers_positions_are_refused(folder):
+    assert "targets.length = 513" in refusal(folder, "targets.length=513")
+    text = refusal(folder, "targets.prompt_tokens=400", "targets.new_tokens=113")
+    assert "targets.prompt_tokens + targets.new_tokens = 513" in text and "512" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("drafter.num_layers=5", "verifier that has 4"),
+        ("drafter.num_layers=1", "at least 2"),
+        ("drafter.layers=[0, 4]", "0..3"),
+        ("drafter.layers=[0, 1, 2, 3, 4]", "0..3"),
+    ],
+)
+def test_drafter_layers_the_verifier_lacks_are_refused(folder, override, named):
+    text = refusal(folder, override)
+    assert "drafter" in text and named in text
+
+
+REFUSE = "drafter.beyond_positions=refuse"
+
+
+def test_positions_past_the_drafters_are_refused_where_the_study_says_so(folder):
+    text = refusal(folder, REFUSE)
+    assert "grid.contexts = 128" in text and "128 positions" in text and "in_cache" in text and "extrapolate" in text
+    check(load_config(folder / "tiny.yaml", [REFUSE, "grid.contexts=[64, 116]"]))
+
+
+def test_in_cache_positions_stay_within_the_drafters_only_for_sparse_budgets(folder):
+    in_cache = (REFUSE, "grid.position_mode=in_cache")
+    assert "sparse budgets" in refusal(folder, *in_cache)
+    check(load_config(folder / "tiny.yaml", [*in_cache, "grid.budgets=[32]", "grid.methods=[ar, sd_sparse, budgetdraft]"]))
+
+
+@pytest.mark.parametrize("stage", ["base", "training"])
+def test_training_past_the_drafters_positions_is_refused_where_the_study_says_so(folder, stage):
+    text = refusal(folder, REFUSE, "grid.contexts=[64]", f"{stage}.prefix_lengths={{120: 1}}")
+    assert text.startswith(f"{stage}: prefix + continuation = 136") and "128 positions" in text
+
+
+def test_too_few_documents_say_how_many_there_are(folder):
+    text = refusal(folder, "targets.forced=100")
+    assert "targets.length = 160" in text and "100 documents" in text
+
+
+def test_too_few_documents_for_generated_targets_are_refused(folder):
+    assert "targets.prompt_tokens = 96: 100 documents" in refusal(folder, "targets.generated=100")
+
+
+def test_too_few_documents_for_the_grid_are_refused(folder):
+    assert "grid.contexts = 128: 50 documents" in refusal(folder, "grid.prompts=50")
+
+
+def test_documents_too_short_for_the_context_are_refused(tmp_path, folder):
+    corpus = write_corpus(tmp_path / "short", words=8)
+    text = refusal(folder, f"grid.corpus.path={corpus}", "grid.corpus.source=folder")
+    assert "grid.contexts = 128" in text and "at most 0 of" in text
+
+
+def test_documents_shared_by_training_and_evaluation_are_refused(folder):
+    text = refusal(folder, "grid.corpus.split=train")
+    assert text.startswith("grid.corpus: ") and "training documents too" in text and "text-" in text
+
+
+@pytest.mark.parametrize("name", ["nowhere", "texts"])
+def test_folder_without_a_model_is_refused(folder, name):
+    text = refusal(folder, f"verifier.source={folder / name}")
+    assert "verifier.source" in text and str(folder / name) in text and "config.json" in text
+
+
+def test_family_that_cannot_be_rolled_back_is_refused_by_name(folder, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    text = refusal(folder, f"verifier.source={tmp_path}")
+    assert "'mamba'" in text and "llama" in text
+
+
+@pytest.mark.parametrize("field", ["corpus", "grid.corpus"])
+def test_missing_corpus_names_its_field_and_path(folder, field):
+    text = refusal(folder, f"{field}.path={folder / 'gone'}")
+    assert text.startswith(f"{field}.path = {folder / 'gone'}")

@@ -1,0 +1,577 @@
+"""Views, figures and report on synthetic rows whose figures are known."""
+
+import csv
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bdcore.schema import ROUNDS, SAMPLES, TARGETS, write_rows
+from reports.build import build_report, summary_rows
+from reports.tables import connect, query, render_views, write_views
+
+RUN = "0123456789ab"
+VIEWS = {"samples", "cells", "speedups", "frontier", "paper_table_1", "paper_table_2", "paper_table_3"}
+
+FACTS = {
+    "study": "synthetic",
+    "expected_samples": 120,
+    "hardware": {"cpu": "2 cores", "gpu": None},
+    "config": {"grid": {"budgets": [64, 128], "policy": "attention_mass"}},
+    "versions": {"torch": "0.0"},
+    "seed": 42,
+    "training": {
+        "base": [{"step": s, "loss_a": 4 - s / 100, "loss_c": None, "budget": None} for s in range(100)],
+        "multi_view": [{"step": s, "loss_a": 3 - s / 100, "loss_c": 3.3 - s / 100, "budget": 256} for s in range(100)],
+    },
+}
+
+
+def sample(
+    *,
+    method: str = "budgetdraft",
+    doc: int = 0,
+    context: int = 1024,
+    budget: int = 64,
+    gamma: int = 4,
+    drafted: int | None = 40,
+    accepted: int | None = 20,
+    decode_s: float | None = 1.0,
+    **changes: Any,
+) -> dict[str, Any]:
+    """One SAMPLES row; `ar` took 2 s of decoding and 3 s in all."""
+    ar = method == "ar"
+    budget, gamma, drafted, accepted = (-1, 0, 0, 0) if ar else (budget, gamma, drafted, accepted)
+    decode_s = 2.0 if ar else decode_s
+    row = dict.fromkeys(SAMPLES.names) | {
+        "run_key": RUN,
+        "cell_key": f"{method}-{context}-{budget}-{gamma}",
+        "method": method,
+        "drafter_key": None if ar else "d0",
+        "drafter_name": None if ar else "multi_view",
+        "workload": "greedy",
+        "corpus": "stdlib",
+        "doc_id": f"doc-{doc}",
+        "context": context,
+        "budget": budget,
+        "policy": "full" if budget < 0 else "attention_mass",
+        "position_mode": "absolute",
+        "gamma": gamma,
+        "gamma_mode": "fixed",
+        "temperature": 0.0,
+        "seed": 1,
+        "prompt_len": context,
+        "new_tokens": 32,
+        "finish_reason": "length",
+        "rounds": 32 if ar else (drafted or 0) // gamma,
+        "drafted": drafted,
+        "accepted": accepted,
+        "prefill_s": 1.0,
+        "draft_prefill_s": 0.0 if ar else 0.2,
+        "draft_s": 0.0 if ar else 0.3,
+        "select_s": 0.0 if ar else 0.1,
+        "verify_s": 1.9 if ar else 0.5,
+        "overhead_s": 0.1,
+        "ttft_s": 1.0,
+        "decode_s": decode_s,
+        "wall_s": None if decode_s is None else decode_s + 1.0,
+        "ar_wall_s": 3.0,
+        "ar_decode_s": 2.0,
+        "drafter_kv_bytes_peak": 0 if ar else 2**20,
+        "verifier_kv_bytes_peak": 2**24,
+        "drafter_cached_peak": 0 if ar else abs(budget),
+        "output_text": f"text of {doc}",
+        "distinct_1": 0.5,
+        "distinct_2": 0.7,
+        "distinct_4": 0.9,
+        "degenerate": False,
+        "exact_match": True,
+        "device": "cpu",
+        "dtype": "float32",
+        "status": "ok",
+    }
+    return row | changes
+
+
+def failure(error: str = "out of memory", **cell: Any) -> dict[str, Any]:
+    """A failed row: its measures are NULL, but the time of `ar` on the prompt is known."""
+    measures = SAMPLES.names[SAMPLES.names.index("new_tokens") : SAMPLES.names.index("device")]
+    keep = {"ar_wall_s", "ar_decode_s"}
+    return sample(**cell) | {m: None for m in measures if m not in keep} | {"status": "failed", "error": error}
+
+
+def rounds(matches: list[tuple[int, int]], cell_key: str = "cell") -> list[dict[str, Any]]:
+    """ROUNDS rows of (drafted, accepted)."""
+    same = {
+        "run_key": RUN,
+        "cell_key": cell_key,
+        "doc_id": "doc-0",
+        "method": "budgetdraft",
+        "context": 1024,
+        "budget": 64,
+        "gamma": 4,
+        "draft_s": 0.1,
+        "select_s": 0.0,
+        "verify_s": 0.1,
+        "overhead_s": 0.0,
+        "drafter_cached": 64,
+        "drafter_kv_bytes": 100,
+        "verifier_kv_bytes": 1000,
+    }
+    return [
+        same | {"round": i, "drafted": drafted, "accepted": accepted, "emitted": accepted + 1}
+        for i, (drafted, accepted) in enumerate(matches)
+    ]
+
+
+def store(workspace: Path, rows: list[dict[str, Any]], *, name: str = "part-0") -> Path:
+    path = workspace / "results" / "samples" / f"run_key={rows[0]['run_key']}" / f"{name}.parquet"
+    write_rows(path, rows, SAMPLES)
+    return path
+
+
+def store_rounds(workspace: Path, rows: list[dict[str, Any]]) -> None:
+    write_rows(workspace / "results" / "rounds" / f"run_key={RUN}" / "part-0.parquet", rows, ROUNDS)
+
+
+def grid(prompts: int = 6) -> list[dict[str, Any]]:
+    """A small study: `sd_sparse` collapses with context, `budgetdraft` holds, the budget changes nothing for it."""
+    rows = []
+    for context in (1024, 2048, 4096):
+        for doc in range(prompts):
+            place = {"doc": doc, "context": context}
+            jitter = doc % 3 - 1
+            rows.append(sample(method="ar", **place))
+            rows.append(sample(method="sd_full", budget=-1, accepted=24 + jitter, decode_s=0.9, **place))
+            for budget in (64, 128):
+                fading = {1024: 24, 2048: 16, 4096: 6}[context] + jitter
+                rows.append(sample(method="sd_sparse", budget=budget, accepted=fading, **place))
+                steady = sample(budget=budget, accepted=26 + jitter, decode_s=0.8 + 0.01 * doc, **place)
+                rows.append(steady | {"degenerate": doc == 1})
+    return rows
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A workspace whose own name needs care in SQL and in globs."""
+    path = tmp_path / "it's a [work] space"
+    path.mkdir()
+    return path
+
+
+def one(workspace: Path, sql: str) -> dict[str, Any]:
+    columns, rows = query(workspace, sql)
+    assert len(rows) == 1
+    return dict(zip(columns, rows[0], strict=True))
+
+
+# --- views
+
+
+def test_acceptance_and_speedups_are_ratios_of_sums(workspace):
+    store(workspace, [
+        sample(doc=0, drafted=10, accepted=1, decode_s=0.5),
+        sample(doc=1, drafted=100, accepted=90, decode_s=4.5, degenerate=True),
+    ])  # fmt: skip
+    cell = one(workspace, "SELECT * FROM cells")
+    assert cell["acceptance"] == pytest.approx(91 / 110)
+    assert cell["acceptance_nondegenerate"] == pytest.approx(0.1)
+    assert cell["degenerate_share"] == 0.5
+    assert (cell["n"], cell["failed"], cell["exact_matches"]) == (2, 0, 2)
+    speed = one(workspace, "SELECT * FROM speedups")
+    assert speed["decode_speedup"] == pytest.approx(4.0 / 5.0)
+    assert speed["end_to_end_speedup"] == pytest.approx(6.0 / 7.0)
+
+
+def test_metric_definitions(workspace):
+    """B52a: matches [1,0,1,1] and [1,1,1,1] at gamma 4: 5 of 8, 3.5 tokens a round, [1, .5, .5, .5] by position."""
+    store(workspace, [sample(drafted=8, accepted=5, rounds=2)])
+    store_rounds(workspace, rounds([(4, 1), (4, 4)]))
+    cell = one(workspace, "SELECT acceptance, tokens_per_round FROM cells")
+    assert cell == {"acceptance": 0.625, "tokens_per_round": 3.5}
+    _, found = query(workspace, "SELECT acceptance, conditional FROM positions ORDER BY position")
+    assert found == [(1.0, 1.0), (0.5, 0.5), (0.5, 1.0), (0.5, 1.0)]
+
+
+def test_a_short_last_round_counts_only_what_it_drafted(workspace):
+    store(workspace, [sample()])
+    store_rounds(workspace, rounds([(4, 4), (2, 2)]))
+    _, found = query(workspace, "SELECT drafted, accepted, conditional FROM positions ORDER BY position")
+    assert found == [(2, 2, 1.0), (2, 2, 1.0), (1, 1, 1.0), (1, 1, 1.0)]
+
+
+def test_a_gamma_sweep_at_a_constant_rate_is_no_collapse(workspace, tmp_path):
+    """B52a: gamma 2, 4, 8 at rate .8 gives 2.44, 3.3616, 4.3289 tokens a round and .72, .5904, .4161."""
+    rows = []
+    for gamma, share in ((2, 0.72), (4, 0.5904), (8, 0.41611)):
+        for context in (1024, 4096):
+            rows += [
+                sample(
+                    doc=doc, context=context, gamma=gamma, drafted=1000 * gamma, accepted=round(1000 * gamma * share)
+                )
+                for doc in range(5)
+            ]
+    store(workspace, rows)
+    _, found = query(
+        workspace, "SELECT gamma, tokens_per_round, acceptance FROM cells WHERE context = 1024 ORDER BY gamma"
+    )
+    assert [g for g, _, _ in found] == [2, 4, 8]
+    assert [t for _, t, _ in found] == pytest.approx([2.44, 3.3616, 4.3289], abs=1e-3)
+    assert [a for _, _, a in found] == pytest.approx([0.72, 0.5904, 0.4161], abs=1e-3)
+    page = build_report(workspace, RUN, tmp_path / "out", facts={})["report.md"].read_text()
+    assert "does not collapse in 3 of 3 series" in page
+    assert "**collapsed**" not in page
+
+
+def test_a_failed_prompt_counts_on_neither_side_of_a_speedup(workspace):
+    """`ar` has a time on the failed prompt; adding it would double the speedup."""
+    store(workspace, [sample(doc=0), failure(doc=1)])
+    assert one(workspace, "SELECT decode_speedup, n, failed FROM cells") == {"decode_speedup": 2.0, "n": 1, "failed": 1}
+
+
+def test_undefined_is_null_and_skipped(workspace):
+    """B48: of [0.5, undefined, 0.7] the best is 0.7 and the mean 0.6 over 2, with 1 undefined."""
+    store(workspace, [
+        sample(context=1024, drafted=10, accepted=5),
+        sample(context=2048, drafted=0, accepted=0, decode_s=0.0),
+        sample(context=4096, drafted=10, accepted=7),
+    ])  # fmt: skip
+    sql = (
+        "SELECT max(acceptance) AS best, avg(acceptance) AS mean, count(acceptance) AS n, count(*) AS cells FROM cells"
+    )
+    assert one(workspace, sql) == {"best": 0.7, "mean": 0.6, "n": 2, "cells": 3}
+    _, worst = query(workspace, "SELECT acceptance FROM cells ORDER BY acceptance NULLS LAST LIMIT 2")
+    assert worst == [(0.5,), (0.7,)]
+    assert one(workspace, "SELECT decode_speedup FROM speedups WHERE context = 2048") == {"decode_speedup": None}
+
+
+def test_no_view_holds_nan_or_infinity(workspace):
+    store(workspace, [*grid(2), failure(method="hf_assisted"), sample(context=64, drafted=0, accepted=0, decode_s=0.0)])
+    for view in VIEWS:
+        _, rows = query(workspace, f"SELECT * FROM {view}")
+        assert all(math.isfinite(value) for row in rows for value in row if isinstance(value, float))
+
+
+def old_file(path: Path, *, lacks: set[str]) -> None:
+    """A file as an earlier version wrote it: some columns absent, others of Arrow's null type."""
+    schema = pa.schema([field for field in SAMPLES if field.name not in lacks])
+    nulls = {"first_mismatch", "accepted_at"}
+    schema = pa.schema([pa.field(f.name, pa.null()) if f.name in nulls else f for f in schema])
+    row = {name: value for name, value in sample(run_key="00000000000a").items() if name in schema.names}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([row], schema=schema), path)
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_old_files_read_the_same_in_either_order(workspace, order):
+    """B47: no `temperature`, and `first_mismatch` and a list column all null."""
+    folder = workspace / "results" / "samples"
+    old_file(folder / "run_key=00000000000a" / f"{order[0]}.parquet", lacks={"temperature", "output_ids"})
+    write_rows(
+        folder / f"run_key={RUN}" / f"{order[1]}.parquet", [sample(first_mismatch=3, accepted_at=[2, 1])], SAMPLES
+    )
+    sql = "SELECT run_key, temperature, first_mismatch, accepted_at, output_ids FROM samples ORDER BY run_key"
+    assert query(workspace, sql)[1] == [("00000000000a", None, None, None, None), (RUN, 0.0, 3, [2, 1], None)]
+    _, types = query(workspace, "SELECT column_name, column_type FROM (DESCRIBE samples)")
+    assert {"first_mismatch": "INTEGER", "accepted_at": "INTEGER[]", "temperature": "FLOAT"}.items() <= dict(
+        types
+    ).items()
+
+
+def test_a_column_no_file_has_is_null(workspace, tmp_path):
+    old_file(workspace / "results/samples/run_key=00000000000a/x.parquet", lacks={"drafter_cached_peak", "temperature"})
+    assert one(workspace, "SELECT drafter_cached_peak, temperature FROM cells") == {
+        "drafter_cached_peak": None,
+        "temperature": None,
+    }
+    assert build_report(workspace, "00000000000a", tmp_path / "out", facts={})["report.html"].exists()
+
+
+def test_frontier_and_paper_tables(workspace):
+    rows = grid() + [
+        sample(doc=doc, context=context, gamma=8, drafted=80, accepted=30 + doc % 2, decode_s=0.5)
+        for doc in range(6)
+        for context in (1024, 2048, 4096)
+    ]
+    store(workspace, rows)
+    best = one(workspace, "SELECT * FROM frontier WHERE method = 'budgetdraft' AND context = 2048")
+    assert (best["budget"], best["gamma"], best["decode_speedup"]) == (64, 8, 4.0)
+    assert query(workspace, "SELECT count(*) FROM frontier")[1] == [(4 * 3,)]
+    _, table = query(workspace, "SELECT context, budget, best_gamma FROM paper_table_1 ORDER BY ALL")
+    assert table == [(c, b, 8 if b == 64 else 4) for c in (1024, 2048, 4096) for b in (64, 128)]
+    _, table = query(workspace, "SELECT DISTINCT method, gamma FROM paper_table_2 ORDER BY method")
+    assert table == [("ar", 0), ("budgetdraft", 4), ("sd_full", 4), ("sd_sparse", 4)]
+    assert query(workspace, "SELECT count(*) FROM paper_table_3 WHERE gamma = 4")[1] == [(6,)]
+
+
+def test_views_file_works_from_anywhere(workspace, monkeypatch, tmp_path):
+    store(workspace, grid(2))
+    text = write_views(workspace).read_text()
+    assert text == render_views(workspace)
+    monkeypatch.chdir(tmp_path)
+    with duckdb.connect() as connection:
+        connection.execute(text)
+        connection.execute(text)  # twice: CREATE OR REPLACE
+        names = {row[0] for row in connection.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()}
+    assert names == VIEWS  # no rounds, no targets: no files
+
+
+def test_targets_have_a_view_and_unfinished_folders_do_not_count(workspace):
+    row = dict.fromkeys(TARGETS.names) | {
+        "doc_id": "d", "source": "stdlib", "offset": 0, "prompt_ids": [1], "target_ids": [2], "mode": "forced",
+        "finish_reason": "length", "topk_ids": [[2]], "topk_logprobs": [[-0.5]], "truncated": False,
+    }  # fmt: skip
+    write_rows(workspace / "targets" / ".k.partial" / "part-0.parquet", [row], TARGETS)
+    assert "VIEW targets" not in render_views(workspace)
+    write_rows(workspace / "targets" / "k" / "part-0.parquet", [row], TARGETS)
+    store(workspace, [sample()])
+    assert query(workspace, "SELECT doc_id, topk_logprobs FROM targets")[1] == [("d", [[-0.5]])]
+
+
+def test_views_of_an_empty_workspace_are_none(workspace):
+    assert "CREATE" not in write_views(workspace).read_text()
+    with pytest.raises(FileNotFoundError, match=r"no results in .*`budgetdraft run`"):
+        connect(workspace)
+
+
+def test_duckdb_cli_reads_the_views(workspace):
+    """The command-line client lags behind the library and must read the same file."""
+    client = shutil.which("duckdb")
+    if client is None:
+        pytest.skip("no duckdb command")
+    store(workspace, grid(2))
+    command = [client, "-init", str(write_views(workspace)), "-csv", "-c", "SELECT count(*) AS n FROM cells"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["n", "18"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT nothing FROM cells", "nothing"),
+        ("SELECT 1; SELECT 2", "exactly one statement, found 2"),
+        ("", "exactly one statement, found 0"),
+        ("COPY (SELECT 1) TO 'x.csv'", "found COPY"),
+        ("EXPLAIN ANALYZE COPY (SELECT 1) TO 'x.csv'", "found EXPLAIN"),
+        ("DROP VIEW cells", "found DROP"),
+        ("SELEC 1", "syntax error"),
+    ],
+)
+def test_a_bad_query_is_one_line(workspace, sql, message):
+    store(workspace, [sample()])
+    with pytest.raises(ValueError, match=r"^query: ") as caught:
+        query(workspace, sql)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_file_is_named(workspace):
+    store(workspace, [sample()]).with_name("broken.parquet").write_bytes(b"PAR1 cut")
+    with pytest.raises(ValueError, match=r"broken\.parquet") as caught:
+        connect(workspace)
+    assert "\n" not in str(caught.value)
+
+
+# --- report
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed in order, and collects what a reader meets."""
+
+    VOID = frozenset({"meta", "br", "hr", "img", "link", "input"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, (tag, self.getpos())
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    """A workspace with a small study in it; tests only read it."""
+    path = tmp_path_factory.mktemp("study")
+    store(path, [*grid(), failure("CUDA out of memory", doc=0, context=8192)])
+    store_rounds(path, rounds([(4, 1), (4, 4)]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(study, tmp_path_factory) -> dict[str, Path]:
+    return build_report(study, RUN, tmp_path_factory.mktemp("out"), facts=FACTS)
+
+
+def test_report_is_well_formed_and_holds_every_figure(report):
+    text = report["report.html"].read_text()
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids))
+    for name in ("acceptance", "acceptance-heat", "decode-speedup", "phases", "training-loss"):
+        assert f"fig-{name}" in page.ids
+        assert f"figures/{name}.svg" in report
+        alone = report[f"figures/{name}.svg"].read_text()
+        Page(alone)
+        assert 'xmlns="http://www.w3.org/2000/svg"' in alone
+    drawings = [attrs for tag, attrs in page.elements if tag == "svg"]
+    assert len(drawings) == 5
+    assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in drawings)
+    tables = sum(tag == "table" for tag, _ in page.elements)
+    assert tables == sum(tag == "caption" for tag, _ in page.elements) > 6
+    assert all(attrs.get("scope") in ("col", "row") for tag, attrs in page.elements if tag == "th")
+
+
+def test_report_loads_nothing(report):
+    text = report["report.html"].read_text()
+    assert not re.search(r"https?://", text)
+    assert not {"link", "img", "iframe", "object"} & {tag for tag, _ in Page(text).elements}
+    assert not [attrs for tag, attrs in Page(text).elements if tag == "script" and attrs.get("src")]
+    references = re.findall(r"(?:href=\"|url\()([^\")]*)", text)
+    assert references
+    assert all(reference.startswith("#") for reference in references)
+    assert {reference[1:] for reference in references} <= set(Page(text).ids)
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_report_says_the_verdict_and_what_is_missing(report, name):
+    text = " ".join(report[name].read_text().split())
+    assert "sd_sparse collapses in 2 of 2 series" in text
+    assert "Earliest: sd_sparse, budget 64, gamma 4: collapses at 4096 tokens" in text
+    assert "budgetdraft does not collapse in 2 of 2 series" in text
+    assert "Budget has no effect within the intervals in 6 of 6 comparisons" in text
+    assert "CUDA out of memory" in text
+    assert "1 sample failed" in text
+    assert "This run is partial: " in text
+    assert "6 of 90 outputs are degenerate" in text
+
+
+def test_report_shows_the_facts(report):
+    for name in ("report.html", "report.md"):
+        text = report[name].read_text()
+        assert "synthetic" in text
+        for value in ("grid.budgets", "64, 128", "2 cores", "attention_mass"):
+            assert value in text
+
+
+def test_numbers_in_the_report_are_those_of_the_rows(study, report):
+    with report["tables/summary.csv"].open() as file:
+        rows = list(csv.DictReader(file))
+    row = next(r for r in rows if (r["method"], r["context"], r["budget"]) == ("budgetdraft", "1024", "64"))
+    assert float(row["acceptance"]) == pytest.approx(0.65)
+    assert float(row["lo"]) < 0.65 < float(row["hi"])
+    assert row["exact"] == "6/6"
+    assert next(r for r in rows if r["method"] == "ar")["acceptance"] == ""
+    assert ">65.0 <small>[" in report["report.html"].read_text()
+    known = summary_rows(study, RUN)
+    assert len(known) == len(rows)
+    for cell in known:
+        sql = f"""SELECT acceptance, decode_speedup FROM cells WHERE method = '{cell["method"]}'
+          AND context = {cell["context"]} AND budget = {cell["budget"]} AND gamma = {cell["gamma"]}"""
+        assert one(study, sql) == pytest.approx({k: cell[k] for k in ("acceptance", "decode_speedup")})
+
+
+def test_a_whole_run_is_not_called_partial(workspace, tmp_path):
+    rows = grid()
+    store(workspace, rows)
+    for facts in ({}, {"expected_samples": len(rows)}):
+        assert "partial" not in build_report(workspace, RUN, tmp_path / "out", facts=facts)["report.md"].read_text()
+
+
+def test_a_partial_run_names_its_gaps(workspace, tmp_path):
+    rows = grid()
+    gone = [r for r in rows if (r["method"], r["context"]) == ("sd_full", 4096)][:2]
+    store(workspace, [r for r in rows if r not in gone])
+    text = build_report(workspace, RUN, tmp_path / "out", facts={"expected_samples": len(rows)})[
+        "report.md"
+    ].read_text()
+    assert f"This run is partial: {len(rows) - 2} of {len(rows)} samples are there, 2 are missing." in text
+    assert "| sd_full | stdlib | greedy | 4096 | full | 4 | 2 |" in text
+
+
+def test_a_run_where_everything_failed_still_reports(workspace, tmp_path):
+    store(workspace, [failure("no such model", method=m, budget=b) for m, b in (("ar", -1), ("sd_sparse", 64))])
+    paths = build_report(workspace, RUN, tmp_path / "out", facts={})
+    assert "no such model" in paths["report.html"].read_text()
+    Page(paths["report.html"].read_text())
+    assert not [name for name in paths if name.startswith("figures/")]
+
+
+def test_one_prompt_is_never_shown_as_certainty(workspace, tmp_path):
+    store(workspace, grid(prompts=1))
+    text = build_report(workspace, RUN, tmp_path / "out", facts={})["report.html"].read_text()
+    assert "[no interval]" in text
+    assert "1 of the 4 prompts needed at 1024 tokens" in text
+    assert "cannot be judged in 2 of 2 series" in text
+
+
+def test_markup_in_rows_and_facts_is_text(workspace, tmp_path):
+    evil = "<script>alert(1)</script>"
+    rows = [
+        sample(method="ar", corpus=evil, output_text=evil),
+        sample(corpus=evil, doc=0, output_text=f"{evil} $x$ | y"),
+    ]
+    store(workspace, [*rows, sample(method="ar", corpus="b"), failure(evil, corpus=evil, doc=3)])
+    paths = build_report(workspace, RUN, tmp_path / "out", facts={"study": evil, evil: {evil: [evil]}})
+    for name, path in paths.items():
+        if not name.startswith("tables/"):
+            assert "<script>alert" not in path.read_text(), name
+    page = Page(paths["report.html"].read_text())
+    assert sum(tag == "script" for tag, _ in page.elements) == 1
+
+
+def test_an_unknown_run_is_one_line(workspace, tmp_path):
+    store(workspace, [sample()])
+    with pytest.raises(FileNotFoundError, match=f"run_key = ffffffffffff: no results in .*; found {RUN}"):
+        build_report(workspace, "ffffffffffff", tmp_path / "out", facts={})
+
+
+def test_the_same_rows_give_the_same_report(study, report, tmp_path):
+    again = build_report(study, RUN, tmp_path, facts=FACTS)
+    assert list(again) == list(report)
+    assert all(again[name].read_bytes() == report[name].read_bytes() for name in report)
+
+
+def test_variants_are_told_apart_only_where_they_vary(workspace):
+    rows = grid(4)
+    store(workspace, rows)
+    assert {row["setting"] for row in summary_rows(workspace, RUN)} == {""}
+    other = [r | {"drafter_name": "l_a_only", "drafter_key": "d1"} for r in rows if r["method"] == "budgetdraft"]
+    store(workspace, [*rows, *other])
+    settings = {(r["method"], r["setting"]) for r in summary_rows(workspace, RUN)}
+    assert {("budgetdraft", "drafter l_a_only"), ("budgetdraft", "drafter multi_view"), ("ar", "")} <= settings
+
+
+def test_chromium_shows_the_report_without_a_complaint(report, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no chromium")
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--log-level=0",
+        f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", report["report.html"].resolve().as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    assert '<th scope="col"><button type="button">Method</button></th>' in done.stdout
