@@ -1,4 +1,4 @@
-"""The one configuration: a frozen pydantic tree, read from YAML, changed by dotted overrides, checked before any model loads.
+"""The one configuration: a frozen pydantic tree, read from YAML, changed by dotted overrides, checked at once.
 
 Defaults are the paper's (arXiv 2606.00144 and its authors' code); small sizes live in `configs/*.yaml`.
 """
@@ -40,8 +40,9 @@ class RuntimeConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models run; `auto` takes CUDA when there is one."""
     dtype: DtypeName = "auto"
-    """Arithmetic of the verifier for targets, and of training (autocast over fp32 master weights).
-    `auto`: bfloat16 where the hardware multiplies it fast, else float32."""
+    """Arithmetic of the verifier for targets. `auto`: bfloat16 where the hardware multiplies it, else float32."""
+    training_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of training: autocast over float32 master weights. No float16, which would need loss scaling."""
     grid_dtype: DtypeName = "float32"
     """Arithmetic of both models in the evaluation grid. float32 makes greedy decoding exactly lossless."""
     threads: PositiveInt | None = None
@@ -50,7 +51,7 @@ class RuntimeConfig(Section):
 
 class ModelConfig(Section):
     source: str = "NousResearch/Yarn-Llama-2-7b-128k"
-    """`embedded` (SmolLM2-135M-Instruct from the package index), a Hugging Face hub id, or a local checkpoint folder."""
+    """`embedded` (SmolLM2-135M-Instruct from the package index), a hub id, or a local checkpoint folder."""
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
 
@@ -137,7 +138,9 @@ class SparseConfig(Section):
     @model_validator(mode="after")
     def _window_is_kept(self) -> "SparseConfig":
         if self.policy == "attention_mass" and self.window > self.recent:
-            raise ValueError(f"window = {self.window} > recent = {self.recent}: the observed queries' own keys must stay")
+            raise ValueError(
+                f"window = {self.window} > recent = {self.recent}: the observed queries' own keys must stay"
+            )
         return self
 
     def check(self, budgets: Iterable[int]) -> None:
@@ -198,7 +201,9 @@ class TrainingConfig(Section):
         if not self.prefix_lengths or sum(self.prefix_lengths.values()) <= 0 or min(self.prefix_lengths.values()) < 0:
             raise ValueError(f"prefix_lengths = {self.prefix_lengths}: weights must be >= 0 and not all 0")
         if self.lam and self.supervise == "continuation" and not self.detach_prefix:
-            raise ValueError("detach_prefix = false needs supervise = all: the paper's scheme runs the prefix without gradients")
+            raise ValueError(
+                "detach_prefix = false needs supervise = all: the paper's scheme runs the prefix without gradients"
+            )
         return self
 
     @property
@@ -222,7 +227,7 @@ class GridConfig(SparseConfig):
     """Documents per context."""
     new_tokens: PositiveInt = 256
     prefill_chunk: PositiveInt = 512
-    """Tokens fed at once while reading a prompt with the full cache. A sparse drafter reads a quarter of its budget at a time."""
+    """Tokens fed at once while reading a prompt with the full cache. A sparse drafter reads a quarter of its budget."""
 
     @model_validator(mode="after")
     def _legal(self) -> "GridConfig":
@@ -266,7 +271,9 @@ class Config(Section):
             if stage is not None:
                 self._check_stage(name, stage)
         if self.drafter.kind == "pretrained" and self.base is not None:
-            raise ValueError("base: only a `sliced` drafter is trained into a base drafter; remove base or set drafter.kind")
+            raise ValueError(
+                "base: only a `sliced` drafter is trained into a base drafter; remove base or set drafter.kind"
+            )
         if self.drafter.kind == "pretrained" and self.drafter.source == "embedded":
             raise ValueError("drafter.source = embedded: only the verifier is embedded; use drafter.kind = sliced")
         if self.drafter.layers is not None and len(self.drafter.layers) != len(set(self.drafter.layers)):
@@ -276,7 +283,8 @@ class Config(Section):
     def _check_stage(self, name: str, stage: TrainingConfig) -> None:
         if stage.validation >= self.targets.forced:
             raise ValueError(
-                f"{name}.validation = {stage.validation} leaves nothing of targets.forced = {self.targets.forced} to train on"
+                f"{name}.validation = {stage.validation} leaves nothing of "
+                f"targets.forced = {self.targets.forced} to train on"
             )
         if stage.longest > self.targets.length:
             raise ValueError(
@@ -351,7 +359,11 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
         if isinstance(node, dict) and isinstance(node.get("path"), str):
             node["path"] = str((folder / Path(node["path"]).expanduser()).resolve())
     for node in (raw.get("verifier"), raw.get("drafter")):
-        if isinstance(node, dict) and isinstance(node.get("source"), str) and node["source"].startswith((".", "/", "~")):
+        if (
+            isinstance(node, dict)
+            and isinstance(node.get("source"), str)
+            and node["source"].startswith((".", "/", "~"))
+        ):
             node["source"] = str((folder / Path(node["source"]).expanduser()).resolve())
 
 
@@ -372,7 +384,7 @@ def _one_line(path: Path, error: ValidationError) -> str:
 def _siblings(loc: tuple[int | str, ...]) -> str:
     model: Any = Config
     for part in loc[:-1]:
-        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
         if field is None:
             return "see the documentation"
         candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]

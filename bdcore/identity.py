@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -60,7 +60,7 @@ def stage_key(stage: str, config: Any, inputs: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Generator[Path]:
     """A temporary sibling of `path` that replaces it when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -104,7 +104,7 @@ def write_manifest(directory: Path, key: str, **facts: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
+def exclusive(directory: Path) -> Generator[None]:
     """Hold the artifact's lock, so that two processes never build the same one at once.
 
     The lock is the operating system's: a killed owner frees it.
@@ -115,7 +115,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def staging(directory: Path) -> Iterator[Path]:
+def staging(directory: Path) -> Generator[Path]:
     """A fresh sibling folder that replaces `directory` when the block ends without an error."""
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -34,8 +34,9 @@ def study_keys(config: Config, runtime: Runtime, inputs: Inputs) -> Keys:
     if config.drafter.kind == "pretrained":  # by content: a folder may change under its name
         pretrained = ModelConfig(source=config.drafter.source, revision=config.drafter.revision)
         sources["drafter"] = model_key(pretrained)
-    base = stage_key("base", [config.drafter, config.base, common], sources)
-    trained = stage_key("training", [config.training, common], {"base": base, "targets": targets})
+    learning = {**common, "dtype": runtime.training_dtype}
+    base = stage_key("base", [config.drafter, config.base, learning], sources)
+    trained = stage_key("training", [config.training, learning], {"base": base, "targets": targets})
     grid = [config.grid, config.drafter.beyond_positions, config.seed, runtime.grid_dtype, runtime.device]
     run = stage_key("evaluation", grid, {"base": base, "trained": trained, "corpus": evaluation, "verifier": verifier})
     return Keys(verifier, training, evaluation, targets, base, trained, run)

@@ -1,11 +1,13 @@
 """What can be known before any model is loaded: shapes, positions, corpora. Raises ConfigError in one line."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from bdcore.config import Config, ConfigError, CorpusConfig
-from bdcore.documents import Document, check_corpus, load_documents
+from bdcore.documents import Document, build_prompts, check_corpus, load_documents
 from bdcore.evaluation.grid import cells
 from bdcore.kv.budget import FULL
+from bdcore.models.loading import check_vocabulary, load_tokenizer
 from bdcore.models.shape import ModelShape, drafter_shape, verifier_shape
 
 
@@ -44,6 +46,29 @@ def inputs(config: Config) -> Inputs:
             "use another split or another corpus"
         )
     return Inputs(verifier, drafter, training, evaluation)
+
+
+def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
+    """What takes the verifier's tokenizer to know: long enough documents, and that a pretrained drafter shares it."""
+    targets, grid = config.targets, config.grid
+    wanted = (
+        ("targets.length", found.training, targets.length, targets.forced),
+        ("targets.prompt_tokens", found.training, targets.prompt_tokens, targets.generated),
+        ("grid.contexts", found.evaluation, max(grid.contexts), grid.prompts),
+    )
+    for field, documents, length, count in wanted:
+        if count:
+            try:
+                build_prompts(documents, tokenizer, length=length, count=count, seed=config.seed)
+            except ConfigError as error:
+                raise ConfigError(f"{field} = {length}: {error}") from error
+    if config.drafter.kind == "pretrained":
+        check_vocabulary(tokenizer, load_tokenizer(config.drafter.source, config.drafter.revision))
+        if found.drafter.vocab < len(tokenizer):
+            raise ConfigError(
+                f"drafter.source = {config.drafter.source}: its {found.drafter.vocab} ids do not cover the "
+                f"verifier's {len(tokenizer)}; use a drafter of the same vocabulary"
+            )
 
 
 def _check_corpus(field: str, corpus: CorpusConfig) -> None:
@@ -90,7 +115,8 @@ def _check_positions(config: Config, verifier: ModelShape, drafter: ModelShape) 
     generated = config.targets.prompt_tokens + config.targets.new_tokens
     if config.targets.generated and generated > verifier.positions:
         raise ConfigError(
-            f"targets.prompt_tokens + targets.new_tokens = {generated} exceeds the verifier's {verifier.positions} positions"
+            f"targets.prompt_tokens + targets.new_tokens = {generated} exceeds the verifier's "
+            f"{verifier.positions} positions"
         )
     if config.drafter.beyond_positions == "refuse":
         _check_drafter_positions(config, drafter)
@@ -102,12 +128,13 @@ def _check_drafter_positions(config: Config, drafter: ModelShape) -> None:
     unbounded = grid.position_mode == "absolute" or any(c.drafter and c.budget == FULL for c in cells(grid))
     if longest > drafter.positions and unbounded:
         raise ConfigError(
-            f"grid.contexts = {max(grid.contexts)}: beyond the drafter's {drafter.positions} positions; use a shorter "
-            "context, drafter.beyond_positions = extrapolate, or grid.position_mode = in_cache with sparse budgets alone"
+            f"grid.contexts = {max(grid.contexts)}: beyond the drafter's {drafter.positions} positions; use a "
+            "shorter context, drafter.beyond_positions = extrapolate, or grid.position_mode = in_cache with sparse "
+            "budgets alone"
         )
     for name, stage in (("base", config.base), ("training", config.training)):
         if stage is not None and stage.longest > drafter.positions:
             raise ConfigError(
-                f"{name}: prefix + continuation = {stage.longest} is beyond the drafter's {drafter.positions} positions; "
-                "use shorter ones or drafter.beyond_positions = extrapolate"
+                f"{name}: prefix + continuation = {stage.longest} is beyond the drafter's {drafter.positions} "
+                "positions; use shorter ones or drafter.beyond_positions = extrapolate"
             )

@@ -17,7 +17,9 @@ from bdcore.config import ConfigError, DtypeName, RuntimeConfig
 class Runtime:
     device: str
     dtype: str
-    """Of the verifier for targets, and of training's autocast."""
+    """Of the verifier for targets."""
+    training_dtype: str
+    """Of training's autocast; master weights are float32."""
     grid_dtype: str
     reason: str
 
@@ -36,9 +38,14 @@ def resolve(config: RuntimeConfig) -> Runtime:
     device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     if config.threads:
         torch.set_num_threads(config.threads)
-    dtype, reason = _resolve_dtype(config.dtype, device)
-    grid, grid_reason = _resolve_dtype(config.grid_dtype, device)
-    return Runtime(device, dtype, grid, f"{device}; {dtype}: {reason}; grid {grid}: {grid_reason}")
+    wanted: dict[str, DtypeName] = {
+        "targets": config.dtype,
+        "training": config.training_dtype,
+        "grid": config.grid_dtype,
+    }
+    chosen = {use: _resolve_dtype(name, device) for use, name in wanted.items()}
+    text = ", ".join(f"{use} {dtype} ({reason})" for use, (dtype, reason) in chosen.items())
+    return Runtime(device, *(dtype for dtype, _ in chosen.values()), reason=f"{device}: {text}")
 
 
 def _resolve_dtype(name: DtypeName, device: str) -> tuple[str, str]:

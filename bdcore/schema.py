@@ -1,6 +1,6 @@
 """The tables: one explicit Arrow schema each, and the only way rows become Parquet.
 
-Units: lengths in tokens, times in seconds, sizes in bytes; budget -1 means the full cache. Undefined is NULL, never NaN.
+Lengths in tokens, times in seconds, sizes in bytes; budget -1 is the full cache. Undefined is NULL, never NaN.
 """
 
 import math
@@ -139,9 +139,7 @@ def to_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
 
 
-def write_rows(
-    path: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema, *, row_group_size: int = 1024
-) -> int:
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema, *, row_group_size: int = 1024) -> int:
     """Validate, then write one zstd Parquet file atomically. Returns the number of rows."""
     table = to_table(list(rows), schema)
     with atomic_path(path) as partial:

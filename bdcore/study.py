@@ -1,6 +1,6 @@
 """A study opened for work: its configuration, workspace, runtime, documents and keys."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ _open: dict[tuple[str, tuple[str, ...], int | None], Study] = {}
 
 
 @contextmanager
-def study_for(config: str, overrides: list[str] | None = None, limit: int | None = None) -> Iterator[Study]:
+def study_for(config: str, overrides: list[str] | None = None, limit: int | None = None) -> Generator[Study]:
     """The study, read once for a pipeline and the stages inside it, and forgotten when the outermost ends."""
     key = (str(locate_config(config)), tuple(overrides or ()), limit)
     if key in _open:

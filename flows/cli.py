@@ -1,4 +1,4 @@
-"""The console script `budgetdraft`. Heavy libraries are imported by the command that needs them, so `--help` is quick."""
+"""The console script `budgetdraft`. Each command imports the heavy libraries it needs, so `--help` is quick."""
 
 import json
 import os
@@ -25,7 +25,8 @@ app = typer.Typer(
     help="Train one speculative-decoding drafter that holds its acceptance at any sparse-KV budget, and measure it.",
     epilog="Everything lies in one workspace folder: BUDGETDRAFT_HOME, default `workspace/` of the checkout.",
 )
-console = Console()
+# A pipe or a log wants whole table rows; a terminal knows its own width.
+console = Console(width=None if sys.stdout.isatty() else 120)
 errors = Console(stderr=True)
 
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file, such as configs/quick.yaml")]
@@ -86,15 +87,27 @@ def run(
         from bdcore.study import open_study
 
         path = str(locate_config(config))
-        # Checked here first, so that a mistake costs a second and not the start of a server.
+        # Checked here first, so that a mistake costs seconds and not the start of a server.
         study = open_study(path, overrides, limit)
-        _prefect_settings(study.workspace)
         console.print(f"[bold]{study.config.name}[/bold]: {study.runtime.reason}", highlight=False)
         console.print(f"workspace {study.workspace.root}", highlight=False, soft_wrap=True)
+        _check_tokens(study)
+        _prefect_settings(study.workspace)
+        console.print("starting Prefect (a temporary server, unless PREFECT_API_URL is set)", highlight=False)
         code = _run_flow(stage, path, overrides, limit)
-        if stage in ("pipeline", "evaluation", "reporting"):
+        if stage in ("pipeline", "evaluation", "reporting") and study.workspace.samples(study.keys.run).is_dir():
             _summary(study)
         raise typer.Exit(code)
+
+
+def _check_tokens(study: Any) -> None:
+    from bdcore.models.loading import load_tokenizer, materialise, quiet
+    from bdcore.preflight import check_tokens
+
+    console.print("checking documents and tokenizer (the embedded verifier is converted once, half a minute)")
+    with quiet():
+        source = materialise(study.config.verifier, study.workspace.models)
+        check_tokens(study.config, study.inputs, load_tokenizer(source, study.config.verifier.revision))
 
 
 def _run_flow(stage: str, config: str, overrides: list[str], limit: int | None) -> int:
@@ -133,7 +146,9 @@ def _summary(study: Any) -> None:
     plain = "select method, context, budget, round(acceptance, 3) as acceptance from cells order by all"
     console.print("\nLook at:", highlight=False)
     console.print(f"  report   {report}", highlight=False, soft_wrap=True)
-    console.print(f"  runs     {_bin('mlflow')} ui --backend-store-uri {_mlflow_uri(root)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"  runs     {_bin('mlflow')} ui --backend-store-uri {_mlflow_uri(root)}", highlight=False, soft_wrap=True
+    )
     console.print(f'  rows     {_bin("budgetdraft")} query "{plain}"', highlight=False, soft_wrap=True)
 
 
@@ -177,7 +192,9 @@ def generate(
     budget: Annotated[str, typer.Option(help="Keys the drafter may cache, or `full`")] = "full",
     gamma: Annotated[int, typer.Option(min=1, help="Tokens drafted per round")] = 4,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens to generate at most")] = 64,
-    compare: Annotated[bool, typer.Option(help="Also run the verifier alone, check equality, print the speedup")] = True,
+    compare: Annotated[
+        bool, typer.Option(help="Also run the verifier alone, check equality, print the speedup")
+    ] = True,
 ) -> None:
     """Generate from one prompt: streams text, then acceptance, speed and equality with the verifier alone."""
     with one_line_errors():
@@ -189,7 +206,14 @@ def generate(
 
         text = prompt if prompt is not None else file.read_text()  # type: ignore[union-attr]
         generate_text(
-            text, config, overrides, console, drafter=drafter, budget=budget, gamma=gamma, new_tokens=new_tokens,
+            text,
+            config,
+            overrides,
+            console,
+            drafter=drafter,
+            budget=budget,
+            gamma=gamma,
+            new_tokens=new_tokens,
             compare=compare,
         )
 

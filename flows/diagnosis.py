@@ -69,7 +69,9 @@ def _folder(workspace: Workspace) -> Finding:
         with tempfile.TemporaryFile(dir=root):
             free = shutil.disk_usage(root).free / 2**30
     except OSError as error:
-        return Finding(False, f"workspace {root}: {error.strerror}", "set BUDGETDRAFT_HOME to a folder you may write to")
+        return Finding(
+            False, f"workspace {root}: {error.strerror}", "set BUDGETDRAFT_HOME to a folder you may write to"
+        )
     ok = free >= 4
     return Finding(ok, f"workspace {root}: writable, {free:.0f} GiB free", "" if ok else "free at least 4 GiB")
 

@@ -20,8 +20,8 @@ from bdcore.models.drafter import Drafter, load_drafter
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, quiet
 from bdcore.runtime import environment, seed_for, torch_dtype
 from bdcore.schema import ROUNDS, SAMPLES, read_rows, write_rows
-from bdcore.targets.rows import document_ids
 from bdcore.study import Study
+from bdcore.targets.rows import document_ids
 from tasks.progress import ArtifactRef, Progress
 
 
@@ -54,8 +54,13 @@ def measure_context(study: Study, found: GridInputs, context: int) -> GridSlice:
         prompts = _prompts(study, found, context)
         files = [_files(study, context, i) for i in range(len(prompts))]
         done = [_finished(samples, prompt, every) for (samples, _), prompt in zip(files, prompts, strict=True)]
-        progress = Progress(f"grid-{context}", f"grid, context {context}", len(every) * len(prompts), "samples",
-                            done=len(every) * sum(done))
+        progress = Progress(
+            f"grid-{context}",
+            f"grid, context {context}",
+            len(every) * len(prompts),
+            "samples",
+            done=len(every) * sum(done),
+        )
         measured = len(every) * sum(done)
         for (samples_path, rounds_path), prompt, finished in zip(files, prompts, done, strict=True):
             if finished:
@@ -127,23 +132,32 @@ def _failures(paths: list[Path]) -> int:
 
 
 @lru_cache(maxsize=1)
-def _load(source: str, base: str, trained: str, dtype: str, device: str) -> tuple[Any, Any, dict[str, Drafter]]:
+def _load(
+    source: str, revision: str | None, base: str, trained: str, dtype: str, device: str
+) -> tuple[Any, Any, dict[str, Drafter]]:
     start = time.perf_counter()
-    model = load_model(source, dtype=torch_dtype(dtype), device=device)
+    model = load_model(source, dtype=torch_dtype(dtype), device=device, revision=revision)
     vocab = model.config.vocab_size
     drafters = {
         role: load_drafter(path, verifier_vocab=vocab, dtype=torch_dtype(dtype), device=device)
         for role, path in (("base", base), ("trained", trained))
     }
-    get_run_logger().info("grid: verifier and drafters loaded in %.0f s (%s, %s)", time.perf_counter() - start, dtype, device)
-    return model, load_tokenizer(source), drafters
+    get_run_logger().info(
+        "grid: verifier and drafters loaded in %.0f s (%s, %s)", time.perf_counter() - start, dtype, device
+    )
+    return model, load_tokenizer(source, revision), drafters
 
 
 def _bench(study: Study, found: GridInputs) -> Bench:
     """One model load serves the whole grid; models never travel between tasks."""
     runtime = study.runtime
     model, tokenizer, drafters = _load(
-        found.verifier.path, found.base.path, found.trained.path, runtime.grid_dtype, runtime.device
+        found.verifier.path,
+        study.config.verifier.revision,
+        found.base.path,
+        found.trained.path,
+        runtime.grid_dtype,
+        runtime.device,
     )
     return Bench(
         run_key=study.keys.run,

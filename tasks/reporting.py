@@ -41,7 +41,10 @@ def report_grid(study: Study) -> ArtifactRef:
 
 def report_key(study: Study) -> str:
     """Changes with the rows, with what is said about them, and with the code of `reports`."""
-    rows = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(study.workspace.samples(study.keys.run).glob("*.parquet"))]
+    rows = [
+        (p.name, p.stat().st_size, p.stat().st_mtime_ns)
+        for p in sorted(study.workspace.samples(study.keys.run).glob("*.parquet"))
+    ]
     package = Path(__file__).parent.parent / "reports"
     code = [(p.name, file_digest(p)) for p in sorted(package.rglob("*")) if p.suffix in (".py", ".j2", ".sql")]
     return digest("report", study.keys.facts(), rows, code)

@@ -14,20 +14,16 @@ from bdcore.identity import exclusive, read_manifest, write_manifest
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, materialise, quiet
 from bdcore.runtime import environment, seed_for, torch_dtype
 from bdcore.schema import TARGETS, read_rows, write_rows
+from bdcore.study import Study
 from bdcore.targets.generate import forced, generated
 from bdcore.targets.rows import row
-from bdcore.study import Study
 from tasks.progress import ArtifactRef, Progress, announce
 
 
 @task(cache_policy=NO_CACHE)
 def prepare_verifier(study: Study) -> ArtifactRef:
     """The verifier as a folder or hub id that loads; the embedded one is converted once."""
-    get_run_logger().info(
-        "verifier: %s on %s (the embedded model is converted once, about half a minute)",
-        study.config.verifier.source,
-        study.runtime.reason,
-    )
+    get_run_logger().info("verifier: %s on %s", study.config.verifier.source, study.runtime.reason)
     with quiet():
         source = materialise(study.config.verifier, study.workspace.models)
     return ArtifactRef(source, study.keys.verifier, 0, reused=False)
@@ -63,7 +59,12 @@ def _make(study: Study, source: str, directory: Path, key: str) -> dict[str, Any
         missing = [s for s in shards if not _complete(directory / s[0], s[2])]
         tokens = _token_counts(shards, study)
         if missing:
-            model = load_model(source, dtype=torch_dtype(study.runtime.dtype), device=study.runtime.device)
+            model = load_model(
+                source,
+                dtype=torch_dtype(study.runtime.dtype),
+                device=study.runtime.device,
+                revision=config.verifier.revision,
+            )
             done = sum(tokens.values()) - sum(tokens[name] for name, _, _ in missing)
             progress = Progress("targets", "targets", sum(tokens.values()), "tokens", done=done)
             for name, mode, prompts in missing:
@@ -115,7 +116,14 @@ def _complete(path: Path, prompts: list[Prompt]) -> bool:
 
 
 def _write_shard(
-    path: Path, mode: str, prompts: list[Prompt], model: Any, tokenizer: Any, study: Study, progress: Progress, done: int
+    path: Path,
+    mode: str,
+    prompts: list[Prompt],
+    model: Any,
+    tokenizer: Any,
+    study: Study,
+    progress: Progress,
+    done: int,
 ) -> None:
     targets = study.config.targets
     if mode == "forced":

@@ -117,7 +117,7 @@ class Run:
 
     @never_fatal
     def metrics(self, points: list[Point]) -> bool:
-        """(name, value, step) points; whether they were logged. Undefined values are tagged, never logged as numbers."""
+        """Log (name, value, step) points; True when done. Undefined values are tagged, never logged as numbers."""
         if self.client is None or self.run_id is None:
             return False
         now = int(time.time() * 1000)
@@ -212,7 +212,7 @@ def _connect(workspace: Workspace, experiment: str) -> Tracker:
 
 
 def connect(study: Study, *, parent: str | None = None) -> Tracker:
-    """The tracker of a study: inert when tracking is off, cannot be reached, or has recorded this very study already."""
+    """The tracker of a study: inert when tracking is off, cannot be reached, or has recorded this very study."""
     config = study.config.tracking
     tracker = (_connect(study.workspace, config.experiment) if config.enabled else None) or Tracker(None)
     if parent is None and tracker.finished("pipeline", study.key):

@@ -13,18 +13,20 @@ from bdcore.config import TrainingConfig
 from bdcore.identity import exclusive, read_manifest, staging, write_json, write_manifest
 from bdcore.models.drafter import Drafter, load_drafter, most_frequent, read_facts, save_drafter, slice_verifier
 from bdcore.models.heads import choose_layers, layer_scores
-from bdcore.models.loading import check_vocabulary, load_model, load_tokenizer, quiet
+from bdcore.models.loading import load_model, load_tokenizer, quiet
 from bdcore.runtime import environment, seed_for
+from bdcore.study import Study
 from bdcore.targets.rows import read_targets
 from bdcore.training.loop import train
-from bdcore.study import Study
 from tasks.progress import ArtifactRef, OnRecord, Progress, announce
 
 LOG = "training_log.json"
 
 
 @task(cache_policy=NO_CACHE)
-def make_base(study: Study, verifier: ArtifactRef, targets: ArtifactRef, on_record: OnRecord | None = None) -> ArtifactRef:
+def make_base(
+    study: Study, verifier: ArtifactRef, targets: ArtifactRef, on_record: OnRecord | None = None
+) -> ArtifactRef:
     """The drafter before multi-view training: sliced from the verifier and trained briefly, or a pretrained model."""
     return _drafter(study, "base", study.keys.base, lambda out: _make_base(study, verifier, targets, out, on_record))
 
@@ -66,7 +68,6 @@ def _make_base(
     config, device = study.config, study.runtime.device
     tokenizer = load_tokenizer(verifier.path, config.verifier.revision)
     if config.drafter.kind == "pretrained":
-        check_vocabulary(tokenizer, load_tokenizer(config.drafter.source, config.drafter.revision))
         drafter = load_drafter(
             config.drafter.source,
             verifier_vocab=study.inputs.verifier.vocab,
@@ -85,7 +86,9 @@ def _make_base(
 
 def _slice(study: Study, source: str, targets: Path) -> tuple[Drafter, dict[str, Any]]:
     config = study.config.drafter
-    model = load_model(source, dtype=torch.float32, device=study.runtime.device)
+    model = load_model(
+        source, dtype=torch.float32, device=study.runtime.device, revision=study.config.verifier.revision
+    )
     scores = layer_scores(model, seed=seed_for(study.config.seed, "heads"))
     layers = config.layers or choose_layers(scores, config.num_layers)
     get_run_logger().info(
@@ -97,9 +100,7 @@ def _slice(study: Study, source: str, targets: Path) -> tuple[Drafter, dict[str,
         for row in read_targets(targets):
             counts += torch.bincount(torch.tensor(row["target_ids"]), minlength=len(counts))
         ids = most_frequent(counts, config.vocab_size)
-    drafter = slice_verifier(
-        model, layers, ids=ids, rope_theta=config.rope_theta, max_positions=config.max_positions
-    )
+    drafter = slice_verifier(model, layers, ids=ids, rope_theta=config.rope_theta, max_positions=config.max_positions)
     scored = [vars(score) for score in scores]
     return drafter, {"kind": "sliced", "source": study.config.verifier.source, "layers": layers, "layer_scores": scored}
 
@@ -141,13 +142,16 @@ def _train(
         read_targets(targets),
         config,
         seed=seed_for(study.config.seed, role),
-        dtype=study.runtime.dtype,
+        dtype=study.runtime.training_dtype,
+        freeze_embedding=study.config.drafter.kind == "sliced",
         checkpoint_path=checkpoint,
         on_step=step,
     )
     skipped = sum(record["skipped"] for record in log)
     if skipped:
-        get_run_logger().warning("%s drafter: %d of %d steps skipped (nothing finite to learn)", role, skipped, len(log))
+        get_run_logger().warning(
+            "%s drafter: %d of %d steps skipped (nothing finite to learn)", role, skipped, len(log)
+        )
     return log
 
 

@@ -2,7 +2,10 @@
 
 import copy
 import os
+import tempfile
 
+# Importing Prefect makes its home: never the user's own.
+os.environ.setdefault("PREFECT_HOME", tempfile.mkdtemp(prefix="budgetdraft-prefect-"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

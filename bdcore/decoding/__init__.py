@@ -1,1 +1,1 @@
-"""Speculative decoding: propose, verify, accept, commit. A method is a drafter, a policy, positions and gamma, by name."""
+"""Speculative decoding: propose, verify, accept, commit; and the methods of the grid by name."""

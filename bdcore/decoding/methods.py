@@ -1,4 +1,4 @@
-"""The methods of the grid, by name: which drafter, which cache. A method is a drafter, a policy, positions and gamma."""
+"""The methods of the grid, by name: which drafter, and which caches it may have."""
 
 from dataclasses import dataclass
 

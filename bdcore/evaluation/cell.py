@@ -120,7 +120,8 @@ def _sample(bench: Bench, prompt: Prompt, cell: Cell, decoded: Decoded, alone: D
     if mismatch is None and decoded.finish_reason != alone.finish_reason:
         mismatch = len(alone.tokens)
     phases = {
-        name: sum(getattr(r, name) for r in decoded.rounds) for name in ("draft_s", "select_s", "verify_s", "overhead_s")
+        name: sum(getattr(r, name) for r in decoded.rounds)
+        for name in ("draft_s", "select_s", "verify_s", "overhead_s")
     }
     return {
         **_identity(bench, prompt, cell),

@@ -72,15 +72,13 @@ def chunk_scores(scores_BHT: Tensor, chunk: int, *, mean: bool) -> Tensor:
     return out_BHN / torch.bincount(owner_T) if mean else out_BHN
 
 
-def select(
-    queries_BQWD: Tensor, keys_BHTD: Tensor, *, budget: int, selection: Selection, scale: float
-) -> Tensor:
+def select(queries_BQWD: Tensor, keys_BHTD: Tensor, *, budget: int, selection: Selection, scale: float) -> Tensor:
     """Indices of the keys that stay, ascending: (B, H, K) with K <= budget; all T of them when T <= budget.
 
     Ties go to the lower index. Raises ValueError when the forced chunks alone exceed the budget.
     """
     B, H, T, _ = keys_BHTD.shape
-    if T <= budget:
+    if budget >= T:
         return torch.arange(T, device=keys_BHTD.device).expand(B, H, T)
     chunk, num_chunks = selection.chunk, -(-T // selection.chunk)
     partial = T - (num_chunks - 1) * chunk

@@ -6,6 +6,7 @@ were dropped. Owns storage, never policy.
 Legend: B batch, Q query heads, H KV heads, T new keys, K kept keys, S capacity, D head dim.
 """
 
+# pyright: reportIncompatibleVariableOverride=false
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ class LayerStorage(CacheLayerMixin):
 
     is_sliding = False
     is_croppable = True
+    # Allocated by the first append; the base class allows None before.
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, capacity: int, num_queries: int) -> None:
         super().__init__()
@@ -120,4 +124,4 @@ class KVStorage(Cache):
     def bytes(self) -> int:
         """Bytes of the key and value buffers, as allocated."""
         buffers = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
-        return sum(t.numel() * t.element_size() for t in buffers if t is not None)
+        return sum(t.numel() * t.element_size() for t in buffers)

@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,10 @@ def _convert_gguf(path: Path, out: Path) -> None:
 
 def load_model(source: str, *, dtype: torch.dtype, device: str, revision: str | None = None) -> Any:
     """A causal LM in eval mode whose attention reads our cache. Raises ConfigError for unsupported families."""
-    model = AutoModelForCausalLM.from_pretrained(
-        source, revision=revision, dtype=dtype, attn_implementation=ATTENTION
-    )
+    model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=dtype, attn_implementation=ATTENTION)
     check_family("model", source, model.config)
-    return model.to(device).eval()
+    model.to(device)  # pyright: ignore[reportArgumentType]
+    return model.eval()
 
 
 def load_tokenizer(source: str, revision: str | None = None) -> Any:
@@ -135,7 +134,7 @@ def eos_ids(model: Any, tokenizer: Any | None = None) -> frozenset[int]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """No progress bars or advice from transformers: ours tell the user what happens."""
     was = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()

@@ -33,7 +33,11 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All weights in memory; a tied head counts once, as a part of the embedding."""
-        return self.body_parameters + self.hidden * self.vocab + (self.head_parameters if self.head_rows < self.vocab else 0)
+        return (
+            self.body_parameters
+            + self.hidden * self.vocab
+            + (self.head_parameters if self.head_rows < self.vocab else 0)
+        )
 
     def kv_bytes(self, tokens: int, element_size: int) -> int:
         """Keys and values of `tokens` cached tokens, in bytes."""
@@ -64,14 +68,14 @@ def drafter_shape(drafter: DrafterConfig, verifier: ModelShape) -> ModelShape:
     layers = len(drafter.layers) if drafter.layers else drafter.num_layers
     if layers > verifier.layers or (drafter.layers and max(drafter.layers) >= verifier.layers):
         wanted = drafter.layers or drafter.num_layers
-        raise ConfigError(f"drafter: layers {wanted} of a verifier that has {verifier.layers} (0..{verifier.layers - 1})")
+        raise ConfigError(
+            f"drafter: layers {wanted} of a verifier that has {verifier.layers} (0..{verifier.layers - 1})"
+        )
     if drafter.layers is None and layers < 2:
         raise ConfigError(f"drafter.num_layers = {layers}: the first and the last layer are always taken; at least 2")
     rows = min(drafter.vocab_size or verifier.vocab, verifier.vocab)
     positions = drafter.max_positions or verifier.positions
-    return ModelShape(
-        **{**vars(verifier), "layers": layers, "head_rows": rows, "positions": positions}
-    )
+    return ModelShape(**{**vars(verifier), "layers": layers, "head_rows": rows, "positions": positions})
 
 
 def from_config(config: Any) -> ModelShape:

@@ -19,13 +19,16 @@ class PositionError(ValueError):
     """A position the model does not support."""
 
 
+DEFAULT_SELECTION = Selection("sink_recent")
+
+
 @dataclass(frozen=True)
 class CachePlan:
     """How a model's cache is kept. `budget` -1 keeps everything, in a buffer of `capacity` tokens."""
 
     capacity: int
     budget: int = FULL
-    selection: Selection = Selection("sink_recent")
+    selection: Selection = DEFAULT_SELECTION
     position_mode: str = "absolute"
     block: int = 1
     """Most tokens fed at once after the prefill: the block in flight."""

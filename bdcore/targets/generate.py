@@ -29,7 +29,7 @@ class Greedy:
 
 
 def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest log-probabilities of the last dimension, in fp32, and their ids. Order: (ids, log-probabilities)."""
+    """(ids, log-probabilities) of the k largest entries of the last dimension, in fp32."""
     best = logits.float().topk(k)
     return best.indices, best.values - logits.float().logsumexp(-1, keepdim=True)
 

@@ -32,12 +32,13 @@ def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
         return None
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
-        reason = " ".join(str(error).split())[:200]
-        raise RuntimeError(f"checkpoint {path} cannot be read ({reason}); delete it to train this stage anew") from error
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, value in content["weights"].items():
-            parameters[name].copy_(value)
-    optimizer.load_state_dict(content["optimizer"])
-    return TrainingState(content["step"], content["log"])
+        state = TrainingState(content["step"], content["log"])
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, value in content["weights"].items():
+                parameters[name].copy_(value)
+        optimizer.load_state_dict(content["optimizer"])
+    except Exception as error:  # torch raises many kinds for a damaged file, and another model's does not fit
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RuntimeError(f"checkpoint {path} cannot be read ({reason}); delete it to train anew") from error
+    return state

@@ -60,6 +60,7 @@ def train(
     seed: int,
     dtype: str,
     checkpoint_path: Path,
+    freeze_embedding: bool = True,
     on_step: OnStep | None = None,
 ) -> list[dict[str, Any]]:
     """Train `drafter` in place and return the log, one record per step.
@@ -69,7 +70,7 @@ def train(
     forced rows are never trained on.
     """
     model = drafter.model
-    model.model.embed_tokens.requires_grad_(False)
+    model.model.embed_tokens.requires_grad_(not freeze_embedding)
     optimizer = _optimizer(model, config)
     state = checkpoint.load(checkpoint_path, model, optimizer) or TrainingState(0, [])
     kept, held_out = split_validation(rows, config.validation)
@@ -91,7 +92,7 @@ def train(
 
 
 def split_validation(rows: Sequence[dict[str, Any]], count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(training rows, validation rows): the last `count` forced rows, and every row of their documents, are held out."""
+    """(training rows, validation rows): the last `count` forced rows and all else of their documents are held out."""
     forced = [row["doc_id"] for row in rows if row["mode"] == "forced"]
     held_out = set(forced[len(forced) - count :])
     kept = [row for row in rows if row["doc_id"] not in held_out]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from bdcore.kv.positions import shift
 from bdcore.kv.budget import Selection
+from bdcore.kv.positions import shift
 from bdcore.kv.selection import select
 
 

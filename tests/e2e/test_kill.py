@@ -1,4 +1,4 @@
-"""kill -9 at any stage, then the same command: what was finished is reused, nothing is doubled, the result is the same."""
+"""kill -9 at any stage, then the same command: finished work is reused, nothing is doubled, the result is the same."""
 
 import os
 import signal
@@ -23,9 +23,7 @@ def start(study: Path, home: Path) -> subprocess.Popen:
     environment = {**os.environ, "BUDGETDRAFT_HOME": str(home), "OMP_NUM_THREADS": "1"}
     environment.pop("PREFECT_API_URL", None)
     with (home.parent / f"{home.name}.log").open("a") as out:
-        return subprocess.Popen(
-            [*COMMAND, str(study)], env=environment, stdout=out, stderr=out, start_new_session=True
-        )
+        return subprocess.Popen([*COMMAND, str(study)], env=environment, stdout=out, stderr=out, start_new_session=True)
 
 
 def kill_when(process: subprocess.Popen, appears) -> bool:

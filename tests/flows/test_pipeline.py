@@ -156,7 +156,15 @@ def test_mlflow_has_one_parent_with_a_child_per_stage_and_method(finished, study
     parents = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
     assert [r.info.run_name for r in parents] == ["tiny"]
     children = {r.info.run_name: r for r in runs if r.data.tags.get("mlflow.parentRunId") == parents[0].info.run_id}
-    names = {"targets", "base drafter", "budgetdraft drafter", "grid ar", "grid sd_full", "grid sd_sparse", "grid budgetdraft"}
+    names = {
+        "targets",
+        "base drafter",
+        "budgetdraft drafter",
+        "grid ar",
+        "grid sd_full",
+        "grid sd_sparse",
+        "grid budgetdraft",
+    }
     assert set(children) == names
     assert {r.info.status for r in runs} == {"FINISHED"}
     assert parents[0].data.params["key.targets"] and parents[0].data.params["grid.new_tokens"] == "12"

@@ -63,7 +63,11 @@ def test_new_process_goes_on_bit_equal(tmp_path, uninterrupted):
     root = Path(__file__).parents[2]
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(root)}
     done = subprocess.run(
-        [sys.executable, "-c", code, path, out], cwd=tmp_path, env={**os.environ, **threads}, capture_output=True, text=True
+        [sys.executable, "-c", code, path, out],
+        cwd=tmp_path,
+        env={**os.environ, **threads},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert_same(torch.load(out, weights_only=True), uninterrupted)

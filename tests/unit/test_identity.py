@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,7 +191,7 @@ def test_code_fingerprint_sees_every_module_of_bdcore(monkeypatch):
 
 
 SHAPE = ModelShape(4, 64, 128, 4, 2, 16, 260, 512, 260)
-RUNTIME = Runtime("cpu", "float32", "float32", "because")
+RUNTIME = Runtime("cpu", "float32", "float32", "float32", "because")
 STAGES = ["targets", "base", "trained", "run"]
 
 
@@ -240,9 +241,10 @@ def test_keys_change_with_documents_device_and_arithmetic(made):
     before = made()
     assert changed(before, made(training="other")) == STAGES
     assert changed(before, made(evaluation="other")) == ["run"]
-    assert changed(before, made(runtime=Runtime("cpu", "bfloat16", "float32", "because"))) == STAGES
-    assert changed(before, made(runtime=Runtime("cpu", "float32", "bfloat16", "because"))) == ["run"]
-    assert changed(before, made(runtime=Runtime("cpu", "float32", "float32", "other words"))) == []
+    assert changed(before, made(runtime=replace(RUNTIME, dtype="bfloat16"))) == STAGES
+    assert changed(before, made(runtime=replace(RUNTIME, training_dtype="bfloat16"))) == ["base", "trained", "run"]
+    assert changed(before, made(runtime=replace(RUNTIME, grid_dtype="bfloat16"))) == ["run"]
+    assert changed(before, made(runtime=replace(RUNTIME, reason="other words"))) == []
 
 
 def test_pretrained_drafter_is_keyed_by_its_content(made, monkeypatch):

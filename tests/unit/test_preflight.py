@@ -1,6 +1,5 @@
 """What is known before any weight is read: positions, layers, documents. Each fault is one line, nothing is written."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -30,8 +29,8 @@ def no_weights(monkeypatch, tmp_path):
     monkeypatch.setenv("BUDGETDRAFT_HOME", str(tmp_path / "home"))
 
 
-def tree(folder: Path) -> dict[str, int]:
-    return {os.path.join(at, f): os.path.getsize(os.path.join(at, f)) for at, _, files in os.walk(folder) for f in files}
+def tree(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 def refusal(folder: Path, *overrides: str) -> str:
@@ -89,7 +88,9 @@ def test_positions_past_the_drafters_are_refused_where_the_study_says_so(folder)
 def test_in_cache_positions_stay_within_the_drafters_only_for_sparse_budgets(folder):
     in_cache = (REFUSE, "grid.position_mode=in_cache")
     assert "sparse budgets" in refusal(folder, *in_cache)
-    check(load_config(folder / "tiny.yaml", [*in_cache, "grid.budgets=[32]", "grid.methods=[ar, sd_sparse, budgetdraft]"]))
+    check(
+        load_config(folder / "tiny.yaml", [*in_cache, "grid.budgets=[32]", "grid.methods=[ar, sd_sparse, budgetdraft]"])
+    )
 
 
 @pytest.mark.parametrize("stage", ["base", "training"])

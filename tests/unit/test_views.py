@@ -179,9 +179,7 @@ def test_gradient_through_the_prefix_equals_a_reference_without_cache(policy, de
     drafter, batch = double_drafter(), batch_of(ids)
     got = torch.autograd.grad(sparse_loss(drafter, batch, config, detach), kv_weights(drafter.model))
     logits = reference_logits(drafter.model, ids, prefix=16, config=config, budget=8, detach=detach)
-    expected = torch.autograd.grad(
-        cross_entropy(logits[16:], window(ids).labels[16:]), kv_weights(drafter.model)
-    )
+    expected = torch.autograd.grad(cross_entropy(logits[16:], window(ids).labels[16:]), kv_weights(drafter.model))
     for mine, theirs in zip(got, expected, strict=True):
         assert theirs.norm() > 1e-4
         assert (mine - theirs).norm() / theirs.norm() < 1e-6

@@ -1,0 +1,231 @@
+"""One prompt under every cell: rows of the tables, measured against `ar`, and what a failing cell leaves."""
+
+import dataclasses
+
+import pytest
+
+from bdcore.config import Config, GridConfig
+from bdcore.decoding.records import Decoded
+from bdcore.documents import Prompt
+from bdcore.evaluation import cell as cell_module
+from bdcore.evaluation.cell import Bench, cache_plan, measure_prompt
+from bdcore.evaluation.grid import Cell, cells
+from bdcore.kv.budget import FULL
+from bdcore.models.drafter import Drafter
+from bdcore.schema import ROUNDS, SAMPLES, to_table
+from tests.conftest import tiny_llama
+
+
+class Tokenizer:
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+class Broken:
+    """A drafter's model that raises after so many forwards."""
+
+    def __init__(self, model, after):
+        self.config, self.model, self.device = model.config, model.model, model.device
+        self.whole, self.left = model, after
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("out of memory:\n tried to allocate 3 GiB")
+        return self.whole(*args, **kwargs)
+
+
+def config(**changes):
+    grid = {"contexts": [40], "budgets": [32, "full"], "gammas": [2, 4], "prompts": 1, "new_tokens": 12, **changes}
+    return Config(grid=GridConfig(**grid))
+
+
+@pytest.fixture
+def bench(verifier, twin, noisy):
+    def make(base=noisy, trained=twin, eos=frozenset(), **changes):
+        return Bench(
+            run_key="run",
+            config=config(**changes),
+            verifier=verifier,
+            tokenizer=Tokenizer(),
+            drafters={"base": base, "trained": trained},
+            drafter_keys={"base": "key-b", "trained": "key-t"},
+            eos=eos,
+            device="cpu",
+            dtype="float32",
+        )
+
+    return make
+
+
+@pytest.fixture
+def document(prompt):
+    return Prompt("doc", "stdlib", 0, prompt(40), truncated=True)
+
+
+def measured(bench, document):
+    every = cells(bench.config.grid)
+    samples, rounds = measure_prompt(bench, document, every)
+    return every, samples, rounds
+
+
+def test_every_cell_is_one_sample_row_that_fits_the_table(bench, document):
+    every, samples, rounds = measured(bench(), document)
+    assert [s["cell_key"] for s in samples] == [c.key for c in every]
+    assert to_table(samples, SAMPLES).num_rows == len(every) == 9
+    assert to_table(rounds, ROUNDS).num_rows == len(rounds)
+    assert {s["status"] for s in samples} == {"ok"}
+
+
+def test_every_method_gives_the_text_of_ar_and_says_so(bench, document):
+    _, samples, _ = measured(bench(), document)
+    assert {tuple(s["output_ids"]) for s in samples} == {tuple(samples[0]["output_ids"])}
+    assert all(s["exact_match"] and s["first_mismatch"] is None and s["mismatch_gap"] is None for s in samples)
+    assert {s["new_tokens"] for s in samples} == {12}
+    assert {s["finish_reason"] for s in samples} == {"length"}
+    assert samples[0]["output_text"] == " ".join(map(str, samples[0]["output_ids"]))
+
+
+def test_ar_has_no_drafter_no_drafts_and_is_its_own_baseline(bench, document):
+    _, samples, _ = measured(bench(), document)
+    ar = samples[0]
+    assert (ar["method"], ar["drafter_key"], ar["drafter_name"]) == ("ar", None, None)
+    assert (ar["gamma"], ar["drafted"], ar["accepted"], ar["rounds"]) == (0, 0, 0, 11)
+    assert (ar["budget"], ar["policy"], ar["drafter_kv_bytes_peak"]) == (FULL, "full", 0)
+    assert (ar["ar_wall_s"], ar["ar_decode_s"]) == (ar["wall_s"], ar["decode_s"])
+    for s in samples:
+        assert (s["ar_wall_s"], s["ar_decode_s"]) == (ar["wall_s"], ar["decode_s"])
+
+
+def test_each_method_runs_its_own_drafter(bench, document):
+    _, samples, _ = measured(bench(), document)
+    assert {(s["method"], s["drafter_key"], s["drafter_name"]) for s in samples[1:]} == {
+        ("sd_full", "key-b", "base"),
+        ("sd_sparse", "key-b", "base"),
+        ("budgetdraft", "key-t", "trained"),
+    }
+    twin = [s for s in samples if s["method"] == "budgetdraft" and s["budget"] == FULL]
+    assert all(s["accepted"] == s["drafted"] > 0 for s in twin)
+
+
+def test_sums_over_round_rows_are_the_sample_rows(bench, document):
+    _, samples, rounds = measured(bench(), document)
+    for s in samples:
+        mine = [r for r in rounds if r["cell_key"] == s["cell_key"]]
+        assert [r["round"] for r in mine] == list(range(s["rounds"]))
+        for name in ("drafted", "accepted"):
+            assert sum(r[name] for r in mine) == s[name] == sum(s[f"{name}_at"])
+        assert sum(r["emitted"] for r in mine) == s["new_tokens"] - 1
+        for name in ("draft_s", "select_s", "verify_s", "overhead_s"):
+            assert sum(r[name] for r in mine) == pytest.approx(s[name])
+
+
+def test_the_cached_peak_is_within_budget_gamma_and_one_and_bytes_are_the_buffers(bench, document):
+    _, samples, rounds = measured(bench(), document)
+    for s in samples:
+        if s["budget"] == 32:
+            assert s["drafter_cached_peak"] <= 32 + s["gamma"] + 1
+            assert s["drafter_kv_bytes_peak"] == 2 * 2 * 2 * (32 + s["gamma"] + 1) * 16 * 4
+    assert all(r["drafter_cached"] <= 32 for r in rounds if r["budget"] == 32)
+
+
+def test_eos_ends_every_method_alike(bench, document):
+    free = measured(bench(), document)[1][0]["output_ids"]
+    _, samples, _ = measured(bench(eos={free[6]}), document)
+    assert {s["finish_reason"] for s in samples} == {"eos"}
+    assert all(s["exact_match"] for s in samples)
+    assert samples[0]["output_ids"][-1] == free[6]
+
+
+@pytest.mark.parametrize("after", [0, 6])  # at once; or in a later round, with drafts in the verifier's cache
+def test_a_failed_cell_is_a_row_that_says_why_and_the_others_are_measured(bench, document, noisy, after):
+    every, samples, rounds = measured(bench(base=Drafter(Broken(noisy.model, after), None)), document)
+    failed = [s for s in samples if s["status"] == "failed"]
+    assert {s["method"] for s in failed} == {"sd_full", "sd_sparse"}
+    for s in failed:
+        assert s["error"].startswith("RuntimeError: out of memory: tried to allocate 3 GiB (")
+        assert "\n" not in s["error"]
+        assert s["accepted"] is s["drafted"] is s["output_ids"] is s["exact_match"] is None
+    good = [s for s in samples if s["status"] == "ok"]
+    assert {s["method"] for s in good} == {"ar", "budgetdraft"}
+    assert all(s["exact_match"] and s["error"] is None for s in good)
+    assert len(samples) == len(every) == len({s["cell_key"] for s in samples})
+    assert not {r["cell_key"] for r in rounds} & {s["cell_key"] for s in failed}
+    to_table(samples, SAMPLES)
+
+
+def test_without_ar_nothing_is_compared(bench, document, monkeypatch):
+    """`ar` fails, the others have nothing to be measured against: all are rows, all failed."""
+    real = cell_module.decode
+
+    def failing(start, drafter, *args, **kwargs):
+        if drafter is None:
+            raise MemoryError("no room")
+        return real(start, drafter, *args, **kwargs)
+
+    monkeypatch.setattr(cell_module, "decode", failing)
+    _, samples, rounds = measured(bench(), document)
+    assert {s["status"] for s in samples} == {"failed"}
+    assert samples[0]["error"].startswith("MemoryError: no room")
+    assert all("`ar` failed on this prompt" in s["error"] for s in samples[1:])
+    assert rounds == []
+
+
+def test_a_prompt_the_verifier_cannot_hold_fails_every_cell_by_name(bench, document):
+    short = dataclasses.replace(bench(), verifier=tiny_llama(max_positions=32))
+    _, samples, _ = measured(short, document)
+    assert {s["status"] for s in samples} == {"failed"}
+    assert all("beyond the model's 32" in s["error"] for s in samples)
+
+
+def test_a_mismatch_is_placed_and_its_gap_is_that_of_the_verifier_alone(bench, document, monkeypatch):
+    real = cell_module.decode
+
+    def wrong_at_5(start, drafter, *args, **kwargs):
+        decoded = real(start, drafter, *args, **kwargs)
+        if drafter is None:
+            return decoded
+        tokens = [*decoded.tokens[:5], decoded.tokens[5] + 1, *decoded.tokens[6:]]
+        return Decoded(**{**vars(decoded), "tokens": tokens})
+
+    monkeypatch.setattr(cell_module, "decode", wrong_at_5)
+    gaps = []
+    monkeypatch.setattr(
+        cell_module, "_sample", lambda *a, sample=cell_module._sample: gaps.append(a[4].gaps[5]) or sample(*a)
+    )
+    _, samples, _ = measured(bench(), document)
+    assert samples[0]["exact_match"]
+    for s in samples[1:]:
+        assert (s["exact_match"], s["first_mismatch"], s["mismatch_gap"]) == (False, 5, gaps[0])
+
+
+def test_cells_are_told_as_they_end_in_order(bench, document):
+    told, ready = [], bench()
+    every = cells(ready.config.grid)
+    measure_prompt(ready, document, every, on_cell=told.append)
+    assert told == every
+
+
+def test_ar_must_come_first(bench, document):
+    ready = bench()
+    with pytest.raises(AssertionError, match="ar comes first"):
+        measure_prompt(ready, document, cells(ready.config.grid)[1:])
+
+
+def test_the_cache_of_a_cell_is_the_grids_rule(bench):
+    ready = config(policy="sink_recent", position_mode="in_cache", prefill_chunk=64, sinks=4)
+    plan = cache_plan(ready, Cell("sd_sparse", 40, 32, "sink_recent", "in_cache", 4))
+    assert (plan.budget, plan.position_mode, plan.prefill_chunk, plan.extrapolate) == (32, "in_cache", 64, True)
+    assert (plan.selection.policy, plan.selection.chunk, plan.selection.sinks) == ("sink_recent", 8, 4)
+
+
+def test_positions_beyond_a_drafter_are_a_failed_cell_when_extrapolation_is_refused(bench, document, noisy):
+    short = Drafter(tiny_llama(max_positions=32), None)
+    refusing = bench(base=short)
+    drafter = refusing.config.drafter.model_copy(update={"beyond_positions": "refuse"})
+    refusing = dataclasses.replace(refusing, config=refusing.config.model_copy(update={"drafter": drafter}))
+    _, samples, _ = measured(refusing, document)
+    assert {s["status"] for s in samples if s["drafter_name"] == "base"} == {"failed"}
+    assert all("beyond the model's 32" in s["error"] for s in samples if s["drafter_name"] == "base")
+    _, samples, _ = measured(bench(base=short), document)
+    assert {s["status"] for s in samples} == {"ok"}

@@ -1,0 +1,264 @@
+"""The console script: quick help, mistakes in one line, a plan that writes nothing, read-only queries."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from bdcore.models import loading
+from flows.cli import app
+from tests.tiny import tiny_config, write_corpus, write_verifier
+from tests.unit.test_reports import sample, store
+
+ROOT = Path(__file__).parents[2]
+QUICK = str(ROOT / "configs" / "quick.yaml")
+COMMANDS = ["run", "plan", "generate", "query", "report", "doctor"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(loading, "load_model", refuse)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    before = dict(os.environ)
+    monkeypatch.setenv("BUDGETDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    yield tmp_path / "home"
+    for name in os.environ.keys() - before.keys():  # what `doctor` sets for Prefect is for its own process
+        del os.environ[name]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    config = tiny_config(write_verifier(folder / "verifier"), write_corpus(folder / "texts"))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    return str(folder / "tiny.yaml")
+
+
+def call(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def refusal(home, *arguments: str, code: int = 2) -> str:
+    """The one line on stderr; nothing on stdout, nothing written, no traceback."""
+    result = call(*arguments)
+    assert result.exit_code == code and isinstance(result.exception, SystemExit), result.output
+    assert result.stdout == "" and result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1 and result.stderr.endswith("\n")
+    assert not home.exists()
+    return result.stderr
+
+
+def test_help_of_every_command_works_and_is_quick_for_it_imports_nothing_heavy(tmp_path):
+    code = f"""
+import json, sys
+from typer.testing import CliRunner
+from flows.cli import app
+texts = {{name: CliRunner().invoke(app, [*name.split(), "--help"]) for name in ["", *{COMMANDS!r}]}}
+heavy = [m for m in ("torch", "transformers", "prefect", "mlflow", "duckdb", "matplotlib", "scipy") if m in sys.modules]
+print(json.dumps([heavy, {{name: [r.exit_code, r.output] for name, r in texts.items()}}]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    heavy, texts = json.loads(done.stdout)
+    assert heavy == []
+    assert all(code == 0 and "--help" in text for code, text in texts.values())
+    assert all(command in texts[""][1] for command in COMMANDS) and "BUDGETDRAFT_HOME" in texts[""][1]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "report"])
+def test_unknown_key_is_one_line_with_the_legal_keys(home, command):
+    text = refusal(home, command, QUICK, "--set", "grid.budgetz=[64]")
+    assert "grid.budgetz" in text and "legal keys" in text and "budgets" in text
+
+
+def test_budget_that_is_no_multiple_of_the_chunk_names_its_neighbours(home):
+    text = refusal(home, "run", QUICK, "--set", "grid.budgets=[250]")
+    assert "budget = 250" in text and "248" in text and "256" in text
+
+
+def test_brackets_in_a_message_are_shown_and_not_read_as_markup(home, tmp_path):
+    assert "budgets = [full]" in refusal(home, "plan", QUICK, "--set", "grid.budgets=[full]")
+    assert "[/red] [bold] :x:.yaml" in refusal(home, "plan", str(tmp_path / "[/red] [bold] :x:.yaml"))
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "report"])
+def test_missing_configuration_is_one_line_that_names_the_file(home, command):
+    assert "nowhere.yaml" in refusal(home, command, "nowhere.yaml")
+
+
+def test_unknown_stage_names_the_stages(home):
+    text = refusal(home, "run", QUICK, "--stage", "tragets")
+    assert "tragets" in text and "targets" in text and "evaluation" in text
+
+
+def test_fault_that_needs_the_documents_is_one_line_before_anything_starts(home, study):
+    assert "100 documents" in refusal(home, "run", study, "--set", "targets.forced=100")
+    assert "limit = 0" in refusal(home, "run", study, "--limit", "0")
+
+
+def test_cuda_that_is_not_there_is_one_line(home, study, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "runtime.device = cuda" in refusal(home, "run", study, "--set", "runtime.device=cuda")
+
+
+# generate
+
+
+@pytest.mark.parametrize("drafter", ["trained", "base"])
+def test_generate_without_the_drafter_says_how_to_make_it(home, study, drafter):
+    text = refusal(home, "generate", "hello", "--config", study, "--drafter", drafter)
+    assert f"--drafter {drafter}" in text and "budgetdraft run" in text
+
+
+def test_generate_with_a_folder_that_is_no_drafter_names_it(home, study, tmp_path):
+    assert str(tmp_path / "x") in refusal(
+        home, "generate", "hello", "--config", study, "--drafter", str(tmp_path / "x")
+    )
+
+
+@pytest.mark.parametrize("budget", ["250", "many", "4"])
+def test_generate_with_an_illegal_budget_names_it(home, study, budget):
+    text = refusal(home, "generate", "hello", "--config", study, "--budget", budget, "--drafter", "none")
+    assert "budget" in text and budget in text
+
+
+def test_generate_wants_exactly_one_prompt(home, study, tmp_path):
+    assert "--file" in refusal(home, "generate", "--config", study)
+    assert "--file" in refusal(home, "generate", "text", "--file", "x", "--config", study)
+    assert "no such file" in refusal(home, "generate", "--file", str(tmp_path / "x"), "--config", study)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert "utf-8" in refusal(home, "generate", "--file", str(tmp_path / "binary"), "--config", study)
+
+
+@pytest.mark.parametrize("text", ["", "x" * 500])
+def test_generate_with_a_prompt_that_is_empty_or_too_long_says_so(home, study, text):
+    assert "the prompt" in refusal(home, "generate", text, "--config", study, "--drafter", "none")
+
+
+# plan
+
+
+def test_plan_names_cells_keys_memory_and_time_and_writes_nothing(home):
+    result = call("plan", QUICK)
+    assert result.exit_code == 0 and not home.exists()
+    lines = result.stdout.splitlines()
+    for stage in ("targets", "base", "trained", "run"):
+        (line,) = [text for text in lines if text.startswith(f"  {stage} ") and "to do" in text]
+        key = line.split()[1]
+        assert len(key) == 12 and int(key, 16) >= 0
+    text = result.stdout
+    config = yaml.safe_load(Path(QUICK).read_text())["grid"]
+    assert all(f"context {context}" in text for context in config["contexts"])
+    for cell in ("ar", "sd_full[B=full gamma=4]", "sd_sparse[B=64 gamma=4]", "budgetdraft[B=full gamma=4]"):
+        assert cell in text
+    assert "estimated memory" in text and "GiB" in text and "B = 64:" in text and "MiB" in text
+    assert "estimated time" in text and "together" in text and "evaluation" in text
+
+
+def test_plan_counts_what_overrides_and_limit_leave(home, study):
+    result = call("plan", study, "--limit", "1", "--set", "grid.contexts=[64]", "--set", "grid.methods=[ar, sd_full]")
+    assert result.exit_code == 0 and "grid: 2 cells, 2 samples of 12 tokens" in result.stdout
+
+
+def test_plan_of_the_same_study_names_the_same_keys(home, study):
+    assert call("plan", study).stdout == call("plan", study).stdout
+
+
+def test_plan_sees_what_is_done(home, study):
+    from bdcore.identity import write_manifest
+
+    lines = call("plan", study).stdout.splitlines()
+    key = next(line for line in lines if line.startswith("  targets ")).split()[1]
+    folder = home / "targets" / key
+    folder.mkdir(parents=True)
+    assert call("plan", study).stdout.count("to do") == 4
+    (folder / "part.parquet").write_bytes(b"1")
+    assert "started" in call("plan", study).stdout
+    write_manifest(folder, key)
+    assert "done" in call("plan", study).stdout
+
+
+# query
+
+
+def test_query_without_results_says_what_to_do(home):
+    assert "budgetdraft run" in refusal(home, "query", "select 1")
+
+
+@pytest.fixture
+def results(home):
+    text = "a[i] = b[/x]; [bold]c[/bold] :smile:"
+    store(home, [sample(method="ar", doc=0), sample(doc=0, output_text=text, accepted_at=[3, 2])])
+    return text
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "drop view samples",
+        "create table t as select 1",
+        "copy samples to 'stolen.csv'",
+        "insert into samples select * from samples",
+        "delete from samples",
+        "select 1; drop view samples",
+        "selec 1",
+        "select nothing from samples",
+        "",
+    ],
+)
+def test_query_refuses_writes_and_mistakes_in_one_line(home, results, tmp_path, monkeypatch, sql):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    result = call("query", sql)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_query_prints_rows_as_a_table_and_as_json(home, results):
+    result = call("query", "select method, drafted, drafter_key, accepted_at from samples order by method")
+    assert result.exit_code == 0 and "budgetdraft" in result.stdout and "NULL" in result.stdout
+    assert "[3, 2]" in result.stdout
+    rows = json.loads(call("query", "select method, drafted from samples order by method", "--json").stdout)
+    assert rows == [{"method": "ar", "drafted": 0}, {"method": "budgetdraft", "drafted": 40}]
+
+
+def test_query_shows_texts_as_they_are(home, results):
+    assert results in call("query", "select output_text from samples where drafted > 0").stdout
+
+
+# doctor
+
+
+def test_doctor_names_a_faulty_setting_and_its_remedy(home, monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:./mlruns")
+    (tmp_path / "broken[a].yaml").write_text("grid: {budgets: [250]}")
+    result = call("doctor", str(tmp_path / "broken[a].yaml"))
+    assert result.exit_code == 1
+    assert "FAIL MLflow" in result.stdout and "sqlite" in result.stdout and "MLFLOW_TRACKING_URI" in result.stdout
+    assert "FAIL broken[a].yaml" in result.stdout and "248" in result.stdout and "->" in result.stdout
+    assert f"workspace {home}: writable" in result.stdout
+
+
+def test_doctor_reports_a_workspace_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("BUDGETDRAFT_HOME", str(tmp_path / "file" / "home"))
+    (tmp_path / "x.yaml").write_text("gird: 1")
+    result = call("doctor", str(tmp_path / "x.yaml"))
+    assert result.exit_code == 1 and "BUDGETDRAFT_HOME" in result.stdout and "Traceback" not in result.output
