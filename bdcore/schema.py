@@ -80,7 +80,7 @@ SAMPLES = pa.schema(
         pa.field("ar_decode_s", pa.float64()),
         pa.field("drafter_kv_bytes_peak", pa.int64()),
         pa.field("verifier_kv_bytes_peak", pa.int64()),
-        pa.field("drafter_cached_peak", pa.int32()),  # most keys cached per layer and head between rounds
+        pa.field("drafter_cached_peak", pa.int32()),  # most keys cached per layer and head, block in flight included
         pa.field("output_text", pa.string()),
         pa.field("output_ids", _TOKENS),
         pa.field("distinct_1", pa.float64()),
@@ -134,9 +134,20 @@ def to_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
             value = row[field.name]
             if value is None and not field.nullable:
                 raise ValueError(f"row {i}: {field.name} is null; it is required")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"row {i}: {field.name} = {value}; write NULL for an undefined value")
+            _check_value(f"row {i}: {field.name}", value, field.type)
     return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+
+
+def _check_value(where: str, value: Any, kind: pa.DataType) -> None:
+    """Refuse what Arrow would store as something else: numbers that are not finite, fractions in whole numbers."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where} = {value}; write NULL for an undefined value")
+        if pa.types.is_integer(kind) and not value.is_integer():
+            raise ValueError(f"{where} = {value}; the column holds whole numbers")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_value(where, item, kind.value_type)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema, *, row_group_size: int = 1024) -> int:
@@ -153,4 +164,4 @@ def read_rows(path: Path, schema: pa.Schema) -> list[dict[str, Any]] | None:
         table = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowInvalid):
         return None
-    return table.to_pylist() if table.schema.names == schema.names else None
+    return table.to_pylist() if table.schema.equals(schema) else None

@@ -1,6 +1,6 @@
 """The budget: how many keys per layer and head a drafter may cache, which values are legal, how they are filled."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 FULL = -1
@@ -16,6 +16,10 @@ class Selection:
     recent: int = 8
     window: int = 8
     seed: int = 0
+
+    def for_layer(self, layer: int) -> "Selection":
+        """The same rule with the layer's own seed, so that `random` draws other chunks in each."""
+        return replace(self, seed=self.seed + layer)
 
 
 def parse_budget(value: Any) -> int:

@@ -19,6 +19,8 @@ class ModelShape:
     positions: int
     head_rows: int
     """Rows of the output head: fewer than `vocab` where it is pruned."""
+    tied: bool = True
+    """Whether the head is the embedding."""
 
     @property
     def body_parameters(self) -> int:
@@ -32,12 +34,9 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All weights in memory; a tied head counts once, as a part of the embedding."""
-        return (
-            self.body_parameters
-            + self.hidden * self.vocab
-            + (self.head_parameters if self.head_rows < self.vocab else 0)
-        )
+        """All weights in memory; a tied head counts once."""
+        head = 0 if self.tied else self.head_parameters
+        return self.body_parameters + self.hidden * self.vocab + head
 
     def kv_bytes(self, tokens: int, element_size: int) -> int:
         """Keys and values of `tokens` cached tokens, in bytes."""
@@ -75,7 +74,7 @@ def drafter_shape(drafter: DrafterConfig, verifier: ModelShape) -> ModelShape:
         raise ConfigError(f"drafter.num_layers = {layers}: the first and the last layer are always taken; at least 2")
     rows = min(drafter.vocab_size or verifier.vocab, verifier.vocab)
     positions = drafter.max_positions or verifier.positions
-    return ModelShape(**{**vars(verifier), "layers": layers, "head_rows": rows, "positions": positions})
+    return ModelShape(**{**vars(verifier), "layers": layers, "head_rows": rows, "positions": positions, "tied": False})
 
 
 def from_config(config: Any) -> ModelShape:
@@ -90,4 +89,5 @@ def from_config(config: Any) -> ModelShape:
         config.vocab_size,
         config.max_position_embeddings,
         config.vocab_size,
+        tied=bool(config.tie_word_embeddings),
     )

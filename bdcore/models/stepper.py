@@ -95,10 +95,10 @@ class Stepper:
         chunk = self.plan.selection.chunk
         room = (self.plan.budget - incoming) // chunk * chunk
         scale = self.model.model.layers[0].self_attn.scaling
-        for layer in self.cache.layers:
+        for index, layer in enumerate(self.cache.layers):
             keys, _ = layer.view()
             queries = keys if layer.queries is None else layer.queries[:, :, -self.plan.selection.window :]
-            kept = select(queries, keys, budget=room, selection=self.plan.selection, scale=scale)
+            kept = select(queries, keys, budget=room, selection=self.plan.selection.for_layer(index), scale=scale)
             layer.keep(kept, self._inv_freq if self._in_cache else None)
         self.select_s += time.perf_counter() - start
 

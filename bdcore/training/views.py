@@ -99,7 +99,10 @@ def sparse(view: View, *, budget: int, selection: Selection, position_mode: str,
     in_cache = position_mode == "in_cache"
     scale = model.model.layers[0].self_attn.scaling
     inv_freq = model.model.rotary_emb.inv_freq
-    layers = [_sparse_layer(x, budget, selection, inv_freq if in_cache else None, scale) for x in view.layers]
+    layers = [
+        _sparse_layer(x, budget, selection.for_layer(i), inv_freq if in_cache else None, scale)
+        for i, x in enumerate(view.layers)
+    ]
     return View(layers, layers[0].keys_BHPD.shape[2] if in_cache else view.next_position)
 
 

@@ -109,7 +109,8 @@ def reference_logits(model, ids, *, prefix, config, budget=None, detach=False, s
         if budget is not None:
             newest = turned_q[:, max(0, prefix - window_size) : prefix]
             with torch.no_grad():
-                kept = select(newest[None], pk[None], budget=budget, selection=selection, scale=q.shape[2] ** -0.5)[0]
+                rule = selection.for_layer(layer)
+                kept = select(newest[None], pk[None], budget=budget, selection=rule, scale=q.shape[2] ** -0.5)[0]
         if kept_out is not None:
             kept_out.append(kept)
         K, tail = kept.shape[1], T - prefix
