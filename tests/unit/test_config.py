@@ -190,7 +190,7 @@ def test_configuration_cannot_be_changed():
         ("training.mixture={generated: 1}", "targets.generated"),
         ("training.supervise=continuation", "detach_prefix"),
         ("training.views.window=64", "window"),
-        ("training.validation=12", "targets.forced"),
+        ("training.validation=1000", "targets.forced"),
         ("grid.methods=[sd_full]", "ar"),
         ("grid.gammas=[4, 4]", "gammas"),
         ("grid.contexts=[]", "contexts"),
