@@ -5,8 +5,9 @@ from prefect import flow
 from bdcore.study import study_for
 from tasks.evaluation import GridInputs, finish_grid, measure_context
 from tasks.progress import ArtifactRef
+from tasks.recording import record_grid
 from tasks.targets import generate_targets, prepare_verifier
-from tasks.tracking import connect, record_grid
+from tasks.tracking import connect
 from tasks.training import make_base, train_drafter
 
 

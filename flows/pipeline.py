@@ -9,7 +9,8 @@ from flows.reporting import reporting
 from flows.targets import targets
 from flows.training import training
 from tasks.progress import ArtifactRef
-from tasks.tracking import connect, record_pipeline, record_report
+from tasks.recording import record_pipeline, record_report
+from tasks.tracking import connect
 
 
 @flow(name="pipeline", flow_run_name="pipeline {config}")

@@ -4,8 +4,9 @@ from prefect import flow
 
 from bdcore.study import study_for
 from tasks.progress import ArtifactRef
+from tasks.recording import record_targets
 from tasks.targets import generate_targets, prepare_verifier
-from tasks.tracking import connect, record_targets
+from tasks.tracking import connect
 
 
 @flow(name="targets", flow_run_name="targets {config}")

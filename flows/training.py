@@ -4,8 +4,9 @@ from prefect import flow
 
 from bdcore.study import study_for
 from tasks.progress import ArtifactRef
+from tasks.recording import live_recorder, record_drafter
 from tasks.targets import generate_targets, prepare_verifier
-from tasks.tracking import connect, live_recorder, record_drafter
+from tasks.tracking import connect
 from tasks.training import make_base, train_drafter
 
 

@@ -11,8 +11,9 @@ from mlflow.tracking import MlflowClient
 
 from bdcore.config import Config
 from bdcore.workspace import Workspace
-from tasks import tracking
-from tasks.tracking import Run, Tracker, clean_name, live_recorder, tracking_uri, training_points
+from tasks import recording, tracking
+from tasks.recording import live_recorder, training_points
+from tasks.tracking import Run, Tracker, clean_name, tracking_uri
 
 NAMES = ["accept@4k", "accept[budget=256]", "time(s)/gen", "MAP@k", "x[delta=1]", "a\nb", "100%", "a:b"]
 
@@ -151,10 +152,10 @@ def test_cell_without_drafted_tokens_is_tagged_and_not_found_by_a_comparison(tra
         {**cell, "method": "budgetdraft", "acceptance": 0.05},
         {**ar, "tokens_per_round": None},
     ]
-    monkeypatch.setattr(tracking, "summary_rows", lambda root, run_key: rows)
+    monkeypatch.setattr(recording, "summary_rows", lambda root, run_key: rows)
     keys = SimpleNamespace(run=key, base="b", trained="t")
     study = SimpleNamespace(workspace=Workspace(Path("/nowhere")), keys=keys, config=Config())
-    tracking.record_grid(tracker, study, parent=None, failed=3)
+    recording.record_grid(tracker, study, parent=None, failed=3)
     query = "metrics.`acceptance/context_512_gamma_4` < 0.1"
     found = tracker.client.search_runs([tracker.experiment_id], query)
     assert [run.data.params["method"] for run in found] == ["budgetdraft"]
