@@ -1,6 +1,6 @@
 """The shape of a model, known without loading weights: for checks and estimates before anything runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bdcore.config import ConfigError, DrafterConfig, ModelConfig
@@ -50,7 +50,7 @@ class ModelShape:
 
 
 _EMBEDDED_SHAPE = ModelShape(30, 576, 1536, 9, 3, 64, 49152, 8192, 49152)
-"""SmolLM2-135M; reading it from the GGUF file takes a quarter of a minute. `load_model` would notice a difference."""
+"""SmolLM2-135M; reading it from the GGUF file would take a quarter of a minute."""
 
 
 def verifier_shape(model: ModelConfig) -> ModelShape:
@@ -74,7 +74,7 @@ def drafter_shape(drafter: DrafterConfig, verifier: ModelShape) -> ModelShape:
         raise ConfigError(f"drafter.num_layers = {layers}: the first and the last layer are always taken; at least 2")
     rows = min(drafter.vocab_size or verifier.vocab, verifier.vocab)
     positions = drafter.max_positions or verifier.positions
-    return ModelShape(**{**vars(verifier), "layers": layers, "head_rows": rows, "positions": positions, "tied": False})
+    return replace(verifier, layers=layers, head_rows=rows, positions=positions, tied=False)
 
 
 def from_config(config: Any) -> ModelShape:

@@ -10,6 +10,7 @@ from bdcore.evaluation.grid import cells
 from bdcore.models.drafter import Drafter, slice_verifier
 from bdcore.models.heads import choose_layers, layer_scores
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, materialise, quiet
+from bdcore.models.shape import from_config, verifier_shape
 from bdcore.workspace import Workspace, default_root
 
 PROMPTS = 20
@@ -50,6 +51,11 @@ def verifier(source):
 @pytest.fixture(scope="module")
 def scores(verifier):
     return layer_scores(verifier, seed=0)
+
+
+@pytest.mark.slow
+def test_the_shape_known_beforehand_is_that_of_the_model(config, verifier):
+    assert verifier_shape(config.verifier) == from_config(verifier.config)
 
 
 @pytest.mark.slow
