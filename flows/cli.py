@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -48,7 +48,7 @@ def one_line_errors() -> Iterator[None]:
         _fail(str(error), 2)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     # Escaped: `budgets = [full]` in a message is no markup.
     line = escape(" ".join(message.split()))
     errors.print(f"[red]error:[/red] {line}", highlight=False, soft_wrap=True, emoji=False)
@@ -114,7 +114,12 @@ def _run_flow(stage: str, config: str, overrides: list[str], limit: int | None) 
     from importlib import import_module
 
     flow: Any = getattr(import_module(f"flows.{stage}"), stage)
-    state = flow(config, overrides, limit, return_state=True)
+    try:
+        state = flow(config, overrides, limit, return_state=True)
+    except Exception as error:  # a flow's own errors are states: this is Prefect that cannot be reached or started
+        api = os.environ.get("PREFECT_API_URL")
+        remedy = f"; is the server of PREFECT_API_URL = {api} up?" if api else ""
+        _fail(f"Prefect: {type(error).__name__}: {error}{remedy}", 1)
     if state.is_completed():
         return 0
     reason = escape(str(state.message))
