@@ -10,11 +10,11 @@ from bdcore.config import ConfigError
 from bdcore.decoding.decoder import decode, first_mismatch, prefill, sparse_plan
 from bdcore.decoding.records import Decoded
 from bdcore.documents import encode
+from bdcore.evaluation.cell import cache_plan
 from bdcore.kv.budget import FULL, parse_budget
 from bdcore.models.drafter import Drafter, load_drafter
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, materialise, quiet
-from bdcore.models.stepper import CachePlan
-from bdcore.runtime import seed_for, torch_dtype
+from bdcore.runtime import torch_dtype
 from bdcore.study import Study, open_study
 
 
@@ -48,14 +48,7 @@ def generate_text(
         dtype = torch_dtype(runtime.grid_dtype)
         verifier = load_model(source, dtype=dtype, device=runtime.device, revision=study.config.verifier.revision)
         proposer = _load(folder, study, dtype) if folder else None
-    plan = CachePlan(
-        capacity=0,
-        budget=cached,
-        selection=grid.selection(seed_for(study.config.seed, "policy")),
-        position_mode=grid.position_mode,
-        prefill_chunk=grid.prefill_chunk,
-        extrapolate=study.config.drafter.beyond_positions == "extrapolate",
-    )
+    plan = cache_plan(study.config, budget=cached, position_mode=grid.position_mode)
     plan = sparse_plan(plan, prompt_len=len(ids), new_tokens=new_tokens, gamma=gamma)
     start = prefill(verifier, ids, new_tokens=new_tokens, gamma=gamma, chunk=grid.prefill_chunk)
     eos = eos_ids(verifier, tokenizer)

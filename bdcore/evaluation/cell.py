@@ -67,13 +67,13 @@ def measure_prompt(
     return samples, rounds
 
 
-def cache_plan(config: Config, cell: Cell) -> CachePlan:
-    """How the drafter's cache is kept in a cell."""
+def cache_plan(config: Config, *, budget: int, position_mode: str) -> CachePlan:
+    """How a study keeps its drafter's cache at a budget, in the grid and for a single prompt."""
     return CachePlan(
         capacity=0,
-        budget=cell.budget,
+        budget=budget,
         selection=config.grid.selection(seed_for(config.seed, "policy")),
-        position_mode=cell.position_mode,
+        position_mode=position_mode,
         prefill_chunk=config.grid.prefill_chunk,
         extrapolate=config.drafter.beyond_positions == "extrapolate",
     )
@@ -84,7 +84,10 @@ def _decode(bench: Bench, start: Prefilled, cell: Cell) -> Decoded:
     if cell.drafter is None:
         return decode(start, None, new_tokens=new_tokens, eos=bench.eos)
     plan = sparse_plan(
-        cache_plan(bench.config, cell), prompt_len=len(start.prompt), new_tokens=new_tokens, gamma=cell.gamma
+        cache_plan(bench.config, budget=cell.budget, position_mode=cell.position_mode),
+        prompt_len=len(start.prompt),
+        new_tokens=new_tokens,
+        gamma=cell.gamma,
     )
     return decode(start, bench.drafters[cell.drafter], plan, gamma=cell.gamma, new_tokens=new_tokens, eos=bench.eos)
 

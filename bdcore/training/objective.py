@@ -5,7 +5,6 @@ Legend: B batch, T = P + C tokens, P prefix, C continuation.
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from bdcore.config import TrainingConfig
 from bdcore.models.drafter import Drafter
 from bdcore.training.batches import Batch
 from bdcore.training.losses import LossSum, head_loss
-from bdcore.training.views import View, detached, extend, sparse
+from bdcore.training.views import detached, extend, sparse
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def joint_loss(
     model = drafter.model
     everywhere = config.supervise == "all"
     with contextlib.nullcontext() if everywhere else torch.no_grad():
-        hidden_prefix, view = read_prefix(model, batch.ids_BT[:, :prefix], window=config.views.window)
+        hidden_prefix, view = extend(model, batch.ids_BT[:, :prefix], window=config.views.window)
     tail = batch.ids_BT[:, prefix:]
     hidden_tail, _ = extend(model, tail, view=view, window=config.views.window)
     hidden, targets = hidden_tail, batch.targets[prefix:]
@@ -55,8 +54,3 @@ def joint_loss(
     hidden_sparse, _ = extend(model, tail, view=seen, window=config.views.window)
     part = head_loss(model.lm_head, hidden_sparse, batch.targets[prefix:], kl_weight=config.kl_weight)
     return StepLoss(full.mean() + config.lam * part.mean(), full, part, budget, seen.cached)
-
-
-def read_prefix(model: Any, ids_BP: Tensor, *, window: int) -> tuple[Tensor, View]:
-    """Hidden states and the full view of a prefix."""
-    return extend(model, ids_BP, window=window)

@@ -9,7 +9,7 @@ from bdcore.decoding.records import Decoded
 from bdcore.documents import Prompt
 from bdcore.evaluation import cell as cell_module
 from bdcore.evaluation.cell import Bench, cache_plan, measure_prompt
-from bdcore.evaluation.grid import Cell, cells
+from bdcore.evaluation.grid import cells
 from bdcore.kv.budget import FULL
 from bdcore.models.drafter import Drafter
 from bdcore.schema import ROUNDS, SAMPLES, to_table
@@ -214,7 +214,7 @@ def test_ar_must_come_first(bench, document):
 
 def test_the_cache_of_a_cell_is_the_grids_rule(bench):
     ready = config(policy="sink_recent", position_mode="in_cache", prefill_chunk=64, sinks=4)
-    plan = cache_plan(ready, Cell("sd_sparse", 40, 32, "sink_recent", "in_cache", 4))
+    plan = cache_plan(ready, budget=32, position_mode="in_cache")
     assert (plan.budget, plan.position_mode, plan.prefill_chunk, plan.extrapolate) == (32, "in_cache", 64, True)
     assert (plan.selection.policy, plan.selection.chunk, plan.selection.sinks) == ("sink_recent", 8, 4)
 

@@ -5,7 +5,7 @@ import torch
 
 from bdcore.kv.selection import select
 from bdcore.training.losses import IGNORE
-from bdcore.training.objective import joint_loss, read_prefix
+from bdcore.training.objective import joint_loss
 from bdcore.training.views import View, detached, extend, sparse
 from tests.unit.training_helpers import (
     batch_of,
@@ -38,7 +38,7 @@ def sparse_view(model, view, config, budget, seed=0):
 
 
 def prefix_of(model, ids, prefix, config):
-    return read_prefix(model, torch.tensor([ids[:prefix]]), window=config.views.window)[1]
+    return extend(model, torch.tensor([ids[:prefix]]), window=config.views.window)[1]
 
 
 def tail_logits(model, ids, prefix, view):
