@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from bdcore.config import ConfigError
-from bdcore.decoding.decoder import decode, first_mismatch, prefill, sparse_plan
+from bdcore.decoding.decoder import decode, first_mismatch, prefill
 from bdcore.decoding.records import Decoded
 from bdcore.documents import encode
 from bdcore.evaluation.cell import cache_plan
@@ -49,7 +49,6 @@ def generate_text(
         verifier = load_model(source, dtype=dtype, device=runtime.device, revision=study.config.verifier.revision)
         proposer = _load(folder, study, dtype) if folder else None
     plan = cache_plan(study.config, budget=cached, position_mode=grid.position_mode)
-    plan = sparse_plan(plan, prompt_len=len(ids), new_tokens=new_tokens, gamma=gamma)
     start = prefill(verifier, ids, new_tokens=new_tokens, gamma=gamma, chunk=grid.prefill_chunk)
     eos = eos_ids(verifier, tokenizer)
     stream = _Stream(tokenizer, console)

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-FULL_POLICY = "full"
-
 
 @dataclass(frozen=True)
 class Method:

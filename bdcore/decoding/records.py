@@ -27,7 +27,7 @@ class Decoded:
 
     tokens: list[int]
     finish_reason: str
-    """`eos` or `length`."""
+    """`eos`, `stop` (a stop string) or `length`."""
     rounds: list[Round]
     prefill_s: float
     """Verifier reading the prompt."""
@@ -45,6 +45,8 @@ class Decoded:
     """[i]: rounds in which draft position i was drafted."""
     gaps: list[float] = field(default_factory=list)
     """Verifier alone: difference of its two best logits at each token, to tell a near-tie from a fault."""
+    gap_steps: list[float] = field(default_factory=list)
+    """The same in rounding steps of the logits' dtype at the best one."""
 
     @property
     def ttft_s(self) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bdcore.config import Config
-from bdcore.decoding.decoder import Prefilled, decode, first_mismatch, prefill, sparse_plan
+from bdcore.decoding.decoder import Prefilled, decode, first_mismatch, prefill
 from bdcore.decoding.records import Decoded, Round
 from bdcore.documents import Prompt
 from bdcore.evaluation.degeneracy import distinct_n, is_degenerate
@@ -83,12 +83,7 @@ def _decode(bench: Bench, start: Prefilled, cell: Cell) -> Decoded:
     new_tokens = bench.config.grid.new_tokens
     if cell.drafter is None:
         return decode(start, None, new_tokens=new_tokens, eos=bench.eos)
-    plan = sparse_plan(
-        cache_plan(bench.config, budget=cell.budget, position_mode=cell.position_mode),
-        prompt_len=len(start.prompt),
-        new_tokens=new_tokens,
-        gamma=cell.gamma,
-    )
+    plan = cache_plan(bench.config, budget=cell.budget, position_mode=cell.position_mode)
     return decode(start, bench.drafters[cell.drafter], plan, gamma=cell.gamma, new_tokens=new_tokens, eos=bench.eos)
 
 

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bdcore.config import GridConfig
-from bdcore.decoding.methods import FULL_POLICY, METHODS
+from bdcore.decoding.methods import METHODS
 from bdcore.identity import digest
-from bdcore.kv.budget import FULL
+from bdcore.kv.budget import FULL, FULL_POLICY
 
 
 @dataclass(frozen=True)

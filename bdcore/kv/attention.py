@@ -1,11 +1,13 @@
 """Attention over a cache, aware of grouped queries: a group shares one read of its keys, nothing is repeated.
 
 Registered with transformers as `budgetdraft` and without a mask function, so models build no mask: the newest T keys
-are the block itself, everything before is visible, which holds for sparse caches too.
+are the block itself, everything before is visible, which holds for sparse caches too. Layers with a sliding window see
+the keys at a distance below it; logits are capped where the family caps them (Gemma 2).
 
-Legend: B batch, Q query heads, H KV heads, G = Q / H, T block length, S keys in reach, D head dim.
+Legend: B batch, Q query heads, H KV heads, G = Q / H, T block length, S keys in reach, R = G * T rows, D head dim.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,23 +18,82 @@ from transformers import AttentionInterface
 NAME = "budgetdraft"
 
 
-def causal_block_mask(T: int, S: int, device: torch.device) -> Tensor:
-    """(T, S) bool, True = visible: row i of the block sees the S - T keys before it and the block up to itself."""
-    return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+def causal_block_mask(T: int, S: int, device: torch.device, window: int | None = None) -> Tensor:
+    """(T, S) bool, True = visible: row i of the block sees the S - T keys before it and the block up to itself, of
+    these the newest `window`.
+    """
+    mask_TS = torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+    return mask_TS if window is None else mask_TS.triu(S - T - window + 1)
 
 
-def grouped_attention(query_BQTD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, scale: float) -> Tensor:
-    """Causal attention of a block of T queries whose own keys are the last T of S: (B, Q, T, D)."""
+def window_mask(positions_HS: Tensor, T: int, window: int) -> Tensor:
+    """(H, T, S) bool for cached keys with gaps: those at a distance below `window` of the block's own positions.
+
+    `positions_HS` are the positions the keys were rotated to; the last T are the block's.
+    """
+    own_HT1 = positions_HS[:, -T:, None]
+    distance_HTS = own_HT1 - positions_HS[:, None]
+    return (distance_HTS >= 0) & (distance_HTS < window)
+
+
+@lru_cache(maxsize=4)
+def _group_mask(T: int, S: int, group: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # Every layer of a forward asks for the same mask, added to the logits: (R, S). Made outside inference mode, since
+    # training may meet it again and autograd saves no inference tensor.
+    with torch.inference_mode(False):
+        hidden_RS = ~causal_block_mask(T, S, device).repeat(group, 1)
+        return torch.zeros(hidden_RS.shape, dtype=dtype, device=device).masked_fill(hidden_RS, float("-inf"))
+
+
+def grouped_attention(
+    query_BQTD: Tensor,
+    key_BHSD: Tensor,
+    value_BHSD: Tensor,
+    scale: float,
+    *,
+    visible_HTS: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of a block of T queries whose own keys are the last T of S: (B, Q, T, D).
+
+    Causal, unless `visible_HTS` ((H or 1, T, S), True = visible) says what each query sees.
+    """
     B, Q, T, D = query_BQTD.shape
     H, S = key_BHSD.shape[1], key_BHSD.shape[2]
-    if T == S and T > 1:
+    group = Q // H
+    if T == S and T > 1 and visible_HTS is None and softcap is None:
         return F.scaled_dot_product_attention(
-            query_BQTD, key_BHSD, value_BHSD, is_causal=True, scale=scale, enable_gqa=Q != H
+            query_BQTD, key_BHSD, value_BHSD, is_causal=True, scale=scale, enable_gqa=group > 1
         )
-    rows_BHRD = query_BQTD.reshape(B, H, Q // H * T, D)
-    mask_RS = None if T == 1 else causal_block_mask(T, S, query_BQTD.device).repeat(Q // H, 1)
-    out_BHRD = F.scaled_dot_product_attention(rows_BHRD, key_BHSD, value_BHSD, attn_mask=mask_RS, scale=scale)
+    rows_BHRD = query_BQTD.reshape(B, H, group * T, D)
+    if visible_HTS is not None:
+        mask = visible_HTS.repeat(1, group, 1)[None]
+    elif T > 1:
+        mask = _group_mask(T, S, group, query_BQTD.device, query_BQTD.dtype)
+    else:
+        mask = None
+    if softcap is None:
+        out_BHRD = F.scaled_dot_product_attention(rows_BHRD, key_BHSD, value_BHSD, attn_mask=mask, scale=scale)
+    else:
+        out_BHRD = _capped_attention(rows_BHRD, key_BHSD, value_BHSD, mask, scale, softcap)
     return out_BHRD.reshape(B, Q, T, D)
+
+
+def soft_capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits squashed into (-softcap, softcap) (Gemma 2)."""
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def _capped_attention(
+    rows_BHRD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, mask: Tensor | None, scale: float, softcap: float
+) -> Tensor:
+    # The fused kernels know no cap.
+    logits_BHRS = soft_capped(rows_BHRD @ key_BHSD.transpose(2, 3) * scale, softcap)
+    if mask is not None and mask.dtype == torch.bool:
+        logits_BHRS = logits_BHRS.masked_fill(~mask, float("-inf"))
+    elif mask is not None:
+        logits_BHRS = logits_BHRS + mask
+    return logits_BHRS.softmax(-1, dtype=torch.float32).to(value_BHSD.dtype) @ value_BHSD
 
 
 def _interface(
@@ -44,14 +105,47 @@ def _interface(
     *,
     scaling: float,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     observer: Any = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     if attention_mask is not None or dropout:
         raise ValueError("attention 'budgetdraft' takes no mask and no dropout; set attention_dropout = 0")
+    layer = module.layer_idx
+    if hasattr(observer, "attend"):  # several sequences packed in one block: each over its own cache
+        out = observer.attend(layer, query, scaling, sliding_window, softcap)
+        return out.transpose(1, 2).contiguous(), None
     if observer is not None:
-        observer.observe(module.layer_idx, query)
-    return grouped_attention(query, key, value, scaling).transpose(1, 2).contiguous(), None
+        observer.observe(layer, query)
+    positions = observer.positions(layer) if sliding_window and hasattr(observer, "positions") else None
+    out = attend(query, key, value, scaling, window=sliding_window, softcap=softcap, positions_HS=positions)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attend(
+    query_BQTD: Tensor,
+    key_BHSD: Tensor,
+    value_BHSD: Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    positions_HS: Tensor | None = None,
+) -> Tensor:
+    """`grouped_attention` of a layer that may have a sliding window.
+
+    `positions_HS`: where cached keys stand when some were dropped; None: key i stands at position i.
+    """
+    T, S = query_BQTD.shape[2], key_BHSD.shape[2]
+    visible_HTS = None
+    if window is not None and positions_HS is not None:
+        visible_HTS = window_mask(positions_HS, T, window)
+    elif window is not None and window < S:
+        reach = min(S, window + T - 1)
+        key_BHSD, value_BHSD = key_BHSD[:, :, -reach:], value_BHSD[:, :, -reach:]
+        visible_HTS = causal_block_mask(T, reach, query_BQTD.device, window)[None]
+    return grouped_attention(query_BQTD, key_BHSD, value_BHSD, scale, visible_HTS=visible_HTS, softcap=softcap)
 
 
 AttentionInterface.register(NAME, _interface)

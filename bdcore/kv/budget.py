@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 FULL = -1
+FULL_POLICY = "full"
 
 
 @dataclass(frozen=True)

@@ -9,55 +9,93 @@ set: the scores of its G query heads are averaged, so a group never splits.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bdcore.kv.budget import Selection
+from bdcore.kv.attention import soft_capped
+from bdcore.kv.budget import FULL, FULL_POLICY, Selection
 
-ScoreFn = Callable[[Tensor, Tensor, float, torch.Generator], Tensor]
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a policy may look at to score the cached keys of one layer."""
+
+    queries_BQWD: Tensor
+    """The newest queries; they belong to the newest W keys."""
+    keys_BHTD: Tensor
+    scale: float
+    """Of the layer's attention logits."""
+    softcap: float | None = None
+    positions_HT: Tensor | None = None
+    """Where the keys stand, for layers with a sliding window; None: at 0..T-1."""
+    window: int | None = None
+    """The layer's sliding window: keys at this distance or more get no attention."""
+    oracle_HT: Tensor | None = None
+    """The verifier's attention on each key's token, for the policy `oracle`."""
+    seed: int = 0
 
 
-def window_mass(queries_BQWD: Tensor, keys_BHTD: Tensor, scale: float) -> Tensor:
+ScoreFn = Callable[[Evidence], Tensor]
+
+
+def window_mass(seen: Evidence) -> Tensor:
     """Softmaxed attention of the newest W queries on every cached key, averaged over group and window: (B, H, T).
 
-    The queries belong to the last W keys, so each sees only the keys up to its own. Never forms more than W x T weights
-    per head. Computed in fp32: bf16 loses the tail.
+    Each query sees only the keys up to its own. Never forms more than W x T weights per head. Computed in fp32: bf16
+    loses the tail.
     """
-    B, Q, W, D = queries_BQWD.shape
+    keys_BHTD = seen.keys_BHTD
+    B, Q, W, D = seen.queries_BQWD.shape
     H, T = keys_BHTD.shape[1], keys_BHTD.shape[2]
-    q_BHRD = queries_BQWD.float().reshape(B, H, Q // H * W, D)  # R = G * W rows share one read of the keys
-    logits_BHGWT = (q_BHRD @ keys_BHTD.float().transpose(2, 3) * scale).view(B, H, Q // H, W, T)
-    own_W1 = torch.arange(T - W, T, device=keys_BHTD.device)[:, None]
-    hidden_WT = torch.arange(T, device=keys_BHTD.device)[None] > own_W1
-    return logits_BHGWT.masked_fill(hidden_WT, float("-inf")).softmax(-1).mean((2, 3))
+    q_BHRD = seen.queries_BQWD.float().reshape(B, H, Q // H * W, D)  # R = G * W rows share one read of the keys
+    logits_BHRT = soft_capped(q_BHRD @ keys_BHTD.float().transpose(2, 3) * seen.scale, seen.softcap)
+    weights_BHGWT = logits_BHRT.view(B, H, Q // H, W, T).masked_fill(_out_of_sight(seen), float("-inf")).softmax(-1)
+    return weights_BHGWT.mean((2, 3))
 
 
-def _attention_mass(queries_BQWD: Tensor, keys_BHTD: Tensor, scale: float, _: torch.Generator) -> Tensor:
-    return window_mass(queries_BQWD, keys_BHTD, scale)
+def _out_of_sight(seen: Evidence) -> Tensor:
+    """Keys that a query of the window does not attend to: (H or 1, 1, W, T)."""
+    T, W = seen.keys_BHTD.shape[2], seen.queries_BQWD.shape[2]
+    places_HT = torch.arange(T, device=seen.keys_BHTD.device)[None]
+    hidden_HWT = places_HT[:, None] > places_HT[:, -W:, None]
+    if seen.window is not None:
+        where_HT = places_HT if seen.positions_HT is None else seen.positions_HT
+        hidden_HWT = hidden_HWT | (where_HT[:, -W:, None] - where_HT[:, None] >= seen.window)
+    return hidden_HWT[:, None]
 
 
-def _last_key(_: Tensor, keys_BHTD: Tensor, scale: float, __: torch.Generator) -> Tensor:
+def _last_key(seen: Evidence) -> Tensor:
     # The authors' code: the newest cached key stands in for the query, and no softmax is taken.
-    return (keys_BHTD.float() @ keys_BHTD[:, :, -1:].float().transpose(2, 3)).squeeze(-1) * scale
+    keys = seen.keys_BHTD.float()
+    return (keys @ keys[:, :, -1:].transpose(2, 3)).squeeze(-1) * seen.scale
 
 
-def _sink_recent(_: Tensor, keys_BHTD: Tensor, scale: float, __: torch.Generator) -> Tensor:
+def _sink_recent(seen: Evidence) -> Tensor:
     # StreamingLLM: the newer, the better.
-    B, H, T, _D = keys_BHTD.shape
-    return torch.arange(T, device=keys_BHTD.device, dtype=torch.float32).expand(B, H, T)
+    B, H, T, _ = seen.keys_BHTD.shape
+    return torch.arange(T, device=seen.keys_BHTD.device, dtype=torch.float32).expand(B, H, T)
 
 
-def _random(_: Tensor, keys_BHTD: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+def _random(seen: Evidence) -> Tensor:
     # Drawn on the CPU, so that every device keeps the same chunks.
-    return torch.rand(keys_BHTD.shape[:3], generator=generator).to(keys_BHTD.device)
+    generator = torch.Generator().manual_seed(seen.seed)
+    return torch.rand(seen.keys_BHTD.shape[:3], generator=generator).to(seen.keys_BHTD.device)
+
+
+def _oracle(seen: Evidence) -> Tensor:
+    if seen.oracle_HT is None:
+        raise ValueError("policy = oracle needs the verifier's attention; only decoding beside a verifier has it")
+    return seen.oracle_HT[None].expand(seen.keys_BHTD.shape[:3])
 
 
 POLICIES: dict[str, ScoreFn] = {
-    "attention_mass": _attention_mass,
+    "attention_mass": window_mass,
     "last_key": _last_key,
     "sink_recent": _sink_recent,
     "random": _random,
+    "oracle": _oracle,
 }
 NEEDS_QUERIES = frozenset({"attention_mass"})
 # `last_key` compares with the mean key of a chunk; the others add up what the chunk's keys hold.
@@ -72,28 +110,29 @@ def chunk_scores(scores_BHT: Tensor, chunk: int, *, mean: bool) -> Tensor:
     return out_BHN / torch.bincount(owner_T) if mean else out_BHN
 
 
-def select(queries_BQWD: Tensor, keys_BHTD: Tensor, *, budget: int, selection: Selection, scale: float) -> Tensor:
-    """Indices of the keys that stay, ascending: (B, H, K) with K <= budget; all T of them when T <= budget.
+def select(seen: Evidence, *, budget: int, selection: Selection) -> Tensor:
+    """Indices of the keys that stay, ascending: (B, H, K) with K <= budget; all T of them when T <= budget, or the
+    budget or the policy is full.
 
     Ties go to the lower index. Raises ValueError when the forced chunks alone exceed the budget.
     """
-    B, H, T, _ = keys_BHTD.shape
-    if budget >= T:
-        return torch.arange(T, device=keys_BHTD.device).expand(B, H, T)
+    B, H, T, _ = seen.keys_BHTD.shape
+    device = seen.keys_BHTD.device
+    if selection.policy == FULL_POLICY or budget == FULL or budget >= T:
+        return torch.arange(T, device=device).expand(B, H, T)
     chunk, num_chunks = selection.chunk, -(-T // selection.chunk)
     partial = T - (num_chunks - 1) * chunk
     keep = (budget - partial) // chunk + 1
-    forced_N = _forced(T, num_chunks, selection).to(keys_BHTD.device)
+    forced_N = _forced(T, num_chunks, selection)
     if int(forced_N.sum()) > keep:
         raise ValueError(
             f"budget = {budget} holds {keep} chunks of {chunk}, sinks and recent keys need {int(forced_N.sum())}"
         )
-    generator = torch.Generator().manual_seed(selection.seed + T)
-    scores_BHT = POLICIES[selection.policy](queries_BQWD, keys_BHTD, scale, generator)
+    scores_BHT = POLICIES[selection.policy](replace(seen, seed=selection.seed + T))
     scores_BHN = chunk_scores(scores_BHT, chunk, mean=selection.policy in _CHUNK_MEAN)
-    scores_BHN = scores_BHN.masked_fill(forced_N, float("inf"))
+    scores_BHN = scores_BHN.masked_fill(forced_N.to(device), float("inf"))
     best_BHN = scores_BHN.argsort(dim=-1, descending=True, stable=True)[..., :keep].sort(-1).values
-    kept_BHK = (best_BHN[..., None] * chunk + torch.arange(chunk, device=keys_BHTD.device)).flatten(2)
+    kept_BHK = (best_BHN[..., None] * chunk + torch.arange(chunk, device=device)).flatten(2)
     # The last chunk is forced and sorts last: only its missing tail lies beyond T.
     return kept_BHK[..., : (keep - 1) * chunk + partial]
 

@@ -1,7 +1,7 @@
-"""Where keys and values lie: preallocated buffers with two lengths, and the three verbs append, rollback, keep.
+"""Where keys and values lie: preallocated buffers with two lengths, and the verbs append, rollback, keep, view.
 
 `logical` counts the tokens of the sequence that were fed; `physical` the keys that are cached. They differ once keys
-were dropped. Owns storage, never policy.
+were dropped; `tokens` then says which token of the sequence each cached key belongs to. Owns storage, never policy.
 
 Legend: B batch, Q query heads, H KV heads, T new keys, K kept keys, S capacity, D head dim.
 """
@@ -25,16 +25,21 @@ class LayerStorage(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, capacity: int, num_queries: int) -> None:
+    def __init__(self, capacity: int, num_queries: int, *, track: bool = False) -> None:
         super().__init__()
-        self.capacity, self.num_queries = capacity, num_queries
+        self.capacity, self.num_queries, self.track = capacity, num_queries, track
         self.physical = 0
+        self.fed = 0
+        self._tokens: Tensor | None = None  # (H, S), only where keys are dropped
         self.queries: Tensor | None = None  # newest queries (B, Q, <= num_queries, D), for the observation window
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         B, H, _, D = key_states.shape
         self.keys = key_states.new_empty(B, H, self.capacity, D)
         self.values = value_states.new_empty(B, H, self.capacity, value_states.shape[3])
+        if self.track:
+            assert B == 1, "a sparse cache holds one sequence"
+            self._tokens = torch.empty(H, self.capacity, dtype=torch.long, device=key_states.device)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -45,8 +50,18 @@ class LayerStorage(CacheLayerMixin):
         assert end <= self.capacity, f"cache of {self.capacity} keys asked to hold {end}"
         self.keys[:, :, self.physical : end] = key_states
         self.values[:, :, self.physical : end] = value_states
-        self.physical = end
+        T = key_states.shape[2]
+        if self._tokens is not None:
+            self._tokens[:, self.physical : end] = torch.arange(self.fed, self.fed + T, device=self._tokens.device)
+        self.physical, self.fed = end, self.fed + T
         return self.view()
+
+    @property
+    def tokens(self) -> Tensor:
+        """Index in the sequence of every cached key: (H, S). Without `track` nothing is ever dropped: 0, 1, 2, ..."""
+        if self._tokens is None:
+            return torch.arange(self.physical, device=self.keys.device).expand(self.keys.shape[1], -1)
+        return self._tokens[:, : self.physical]
 
     def view(self) -> tuple[Tensor, Tensor]:
         return self.keys[:, :, : self.physical], self.values[:, :, : self.physical]
@@ -64,7 +79,7 @@ class LayerStorage(CacheLayerMixin):
     def rollback(self, n: int) -> None:
         """Forget the newest n keys (and their queries)."""
         assert 0 <= n <= self.physical, f"rollback of {n} from {self.physical} cached keys"
-        self.physical -= n
+        self.physical, self.fed = self.physical - n, self.fed - n
         if self.queries is not None and n:
             self.queries = self.queries[:, :, :-n]
 
@@ -81,6 +96,8 @@ class LayerStorage(CacheLayerMixin):
                 self.queries = shift(self.queries, moved, inv_freq)
         self.keys[:, :, :K] = kept
         self.values[:, :, :K] = values.gather(2, gather.expand(-1, -1, -1, values.shape[3]))
+        if self._tokens is not None:
+            self._tokens[:, :K] = self._tokens.gather(1, index_BHK[0])
         self.physical = K
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -98,8 +115,11 @@ class KVStorage(Cache):
 
     layers: list[LayerStorage]  # type: ignore[assignment]
 
-    def __init__(self, num_layers: int, capacity: int, *, num_queries: int = 0) -> None:
-        super().__init__(layers=[LayerStorage(capacity, num_queries) for _ in range(num_layers)])
+    def __init__(
+        self, num_layers: int, capacity: int, *, num_queries: int = 0, track: bool = False, in_cache: bool = False
+    ) -> None:
+        super().__init__(layers=[LayerStorage(capacity, num_queries, track=track) for _ in range(num_layers)])
+        self.in_cache = in_cache
         self.logical = 0
         self.peak_physical = 0
 
@@ -109,6 +129,11 @@ class KVStorage(Cache):
 
     def observe(self, layer: int, queries_BQTD: Tensor) -> None:
         self.layers[layer].observe(queries_BQTD)
+
+    def positions(self, layer: int) -> Tensor | None:
+        """Where the layer's keys stand, (H, S), once some may be missing; None while key i stands at position i."""
+        storage = self.layers[layer]
+        return storage.tokens if storage.track and not self.in_cache else None
 
     def advance(self, n: int) -> None:
         """Count n fed tokens, after every layer has appended their keys."""
@@ -120,6 +145,16 @@ class KVStorage(Cache):
         for layer in self.layers:
             layer.rollback(n)
         self.logical -= n
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """transformers' convention: a value <= 0, the number of tokens to remove."""
+        self.rollback(-tokens_to_remove)
+
+    def clear(self) -> None:
+        """Forget everything; the buffers and the peak stay."""
+        for layer in self.layers:
+            layer.physical, layer.fed, layer.queries = 0, 0, None
+        self.logical = 0
 
     def bytes(self) -> int:
         """Bytes of the key and value buffers, as allocated."""

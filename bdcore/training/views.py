@@ -15,7 +15,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from bdcore.kv.budget import Selection
 from bdcore.kv.positions import shift
-from bdcore.kv.selection import select
+from bdcore.kv.selection import Evidence, select
+from bdcore.models.layers import LayerFacts, layer_facts
 
 
 @dataclass(frozen=True)
@@ -97,23 +98,22 @@ def detached(view: View) -> View:
 def sparse(view: View, *, budget: int, selection: Selection, position_mode: str, model: Any) -> View:
     """A view of at most `budget` keys per layer and head, chosen by the policy. The choice itself has no gradient."""
     in_cache = position_mode == "in_cache"
-    scale = model.model.layers[0].self_attn.scaling
-    inv_freq = model.model.rotary_emb.inv_freq
     layers = [
-        _sparse_layer(x, budget, selection.for_layer(i), inv_freq if in_cache else None, scale)
-        for i, x in enumerate(view.layers)
+        _sparse_layer(x, facts, budget=budget, selection=selection.for_layer(i), in_cache=in_cache)
+        for i, (x, facts) in enumerate(zip(view.layers, layer_facts(model), strict=True))
     ]
     return View(layers, layers[0].keys_BHPD.shape[2] if in_cache else view.next_position)
 
 
 def _sparse_layer(
-    layer: LayerView, budget: int, selection: Selection, inv_freq: Tensor | None, scale: float
+    layer: LayerView, facts: LayerFacts, *, budget: int, selection: Selection, in_cache: bool
 ) -> LayerView:
+    seen = Evidence(layer.queries_BQWD, layer.keys_BHPD, facts.scale, softcap=facts.softcap, window=facts.window)
     # Autocast would score in bf16, and keep other chunks than decoding does.
     with torch.no_grad(), torch.autocast(layer.keys_BHPD.device.type, enabled=False):
-        index = select(layer.queries_BQWD, layer.keys_BHPD, budget=budget, selection=selection, scale=scale)
+        index = select(seen, budget=budget, selection=selection)
     keys = layer.keys_BHPD.gather(2, index[..., None].expand(-1, -1, -1, layer.keys_BHPD.shape[3]))
     values = layer.values_BHPD.gather(2, index[..., None].expand(-1, -1, -1, layer.values_BHPD.shape[3]))
-    if inv_freq is not None:
-        keys = shift(keys, torch.arange(index.shape[2], device=index.device) - index, inv_freq)
+    if in_cache:
+        keys = shift(keys, torch.arange(index.shape[2], device=index.device) - index, facts.inv_freq)
     return LayerView(keys, values, layer.queries_BQWD)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bdcore.kv.selection import select
+from bdcore.kv.selection import Evidence, select
 from bdcore.training.losses import IGNORE
 from bdcore.training.objective import joint_loss
 from bdcore.training.views import View, detached, extend, sparse
@@ -233,7 +233,7 @@ def test_dropped_positions_get_exactly_no_gradient():
     scale = model.model.layers[0].self_attn.scaling
     for layer in leaves.layers:
         rule = config.views.selection(0)
-        kept = select(layer.queries_BQWD, layer.keys_BHPD, budget=8, selection=rule, scale=scale)
+        kept = select(Evidence(layer.queries_BQWD, layer.keys_BHPD, scale), budget=8, selection=rule)
         keeps = torch.zeros(1, 2, 16, dtype=torch.bool).scatter(2, kept, True)
         for grad in (layer.keys_BHPD.grad, layer.values_BHPD.grad):
             assert not grad[~keeps].any() and (grad[keeps].abs().sum(-1) > 0).all()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from bdcore.config import TrainingConfig
-from bdcore.kv.selection import select
+from bdcore.kv.selection import Evidence, select
 from bdcore.models.drafter import Drafter
 from bdcore.training.batches import Tokens, collate
 from tests.conftest import tiny_llama
@@ -110,7 +110,7 @@ def reference_logits(model, ids, *, prefix, config, budget=None, detach=False, s
             newest = turned_q[:, max(0, prefix - window_size) : prefix]
             with torch.no_grad():
                 rule = selection.for_layer(layer)
-                kept = select(newest[None], pk[None], budget=budget, selection=rule, scale=q.shape[2] ** -0.5)[0]
+                kept = select(Evidence(newest[None], pk[None], q.shape[2] ** -0.5), budget=budget, selection=rule)[0]
         if kept_out is not None:
             kept_out.append(kept)
         K, tail = kept.shape[1], T - prefix

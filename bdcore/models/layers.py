@@ -1,0 +1,40 @@
+"""What attention of each layer needs to be computed outside the model: scale, cap, sliding window, RoPE frequencies."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    scale: float
+    """Of the attention logits."""
+    softcap: float | None
+    window: int | None
+    """Sliding window in tokens; None: full attention."""
+    inv_freq: Tensor
+    """RoPE frequencies (D / 2,), which differ by kind of layer in Gemma 3."""
+
+
+def layer_facts(model: Any) -> list[LayerFacts]:
+    """One entry per layer, read from the modules themselves."""
+    return [_facts(model, layer.self_attn) for layer in model.model.layers]
+
+
+def _facts(model: Any, attention: Any) -> LayerFacts:
+    window = getattr(attention, "sliding_window", None)
+    if model.config.model_type == "mistral":  # its modules read the config
+        window = model.config.sliding_window
+    return LayerFacts(
+        scale=attention.scaling,
+        softcap=getattr(attention, "attn_logit_softcapping", None),
+        window=window,
+        inv_freq=_inv_freq(model.model.rotary_emb, attention),
+    )
+
+
+def _inv_freq(rotary: Any, attention: Any) -> Tensor:
+    if hasattr(rotary, "inv_freq"):
+        return rotary.inv_freq
+    return getattr(rotary, f"{attention.layer_type}_inv_freq")
