@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.complete
+CORES := $(shell nproc)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint serve deploy clean
@@ -26,7 +27,8 @@ demo: setup ## the main job with configs/quick.yaml: a drafter, its grid, a repo
 	$(BIN)/budgetdraft run configs/quick.yaml
 
 test: setup ## the test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n $(CORES)
+	$(BIN)/python -m pytest tests/flows tests/e2e
 
 lint: setup ## ruff, types of bdcore, and which package may import which
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
+    ByteSize,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -22,9 +23,10 @@ from pydantic import (
 from bdcore.kv.budget import FULL, Selection, check_budget, parse_budget
 
 Budget = Annotated[int, BeforeValidator(parse_budget)]
-Policy = Literal["attention_mass", "last_key", "sink_recent", "random"]
+Policy = Literal["attention_mass", "last_key", "sink_recent", "random", "oracle"]
 PositionMode = Literal["absolute", "in_cache"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+GammaMode = Literal["fixed", "confidence", "adaptive"]
 MethodName = Literal["ar", "sd_full", "sd_sparse", "budgetdraft"]
 
 
@@ -124,6 +126,8 @@ class SparseConfig(Section):
     """How a sparse cache is chosen, the same for training views and for the grid."""
 
     policy: Policy = "attention_mass"
+    """`attention_mass`: chunks with most attention of the newest queries (the paper). `last_key`: the authors' code.
+    `sink_recent`: StreamingLLM. `random`: a control. `oracle` (grid only): chunks the verifier attends to."""
     position_mode: PositionMode = "absolute"
     """`absolute`: kept keys keep their positions (the paper). `in_cache`: re-rotated to 0..n-1."""
     chunk: PositiveInt = 8
@@ -161,6 +165,8 @@ class ViewsConfig(SparseConfig):
     def _legal(self) -> "ViewsConfig":
         if not self.budgets or min(self.budgets.values()) < 0 or sum(self.budgets.values()) <= 0:
             raise ValueError(f"budgets = {self.budgets}: weights must be >= 0 and not all 0")
+        if self.policy == "oracle":
+            raise ValueError("policy = oracle: training has no verifier beside it; use another policy for the views")
         self.check(self.budgets)
         return self
 
@@ -221,8 +227,17 @@ class GridConfig(SparseConfig):
     """Prompt lengths."""
     budgets: list[Budget] = [256, 512, 1024, 2048]
     """Keys the drafter may cache per layer and head; `full` (-1) is legal for `budgetdraft`."""
+    budget_bytes: list[ByteSize] = []
+    """Budgets stated as memory of the drafter's whole cache, block in flight included, such as 8MiB; become keys."""
+    refresh: int = Field(default=0, ge=0)
+    """Rounds after which a sparse cache is chosen anew from all tokens so far; 0: never."""
     gammas: list[PositiveInt] = [5]
-    """Draft lengths."""
+    """Draft lengths: the most a round drafts."""
+    gamma_mode: GammaMode = "fixed"
+    """`fixed`; `confidence`: stop drafting where the drafter is unsure; `adaptive`: the length that measured acceptance
+    and costs make fastest, 0 where speculation cannot win."""
+    confidence: float = Field(default=0.4, ge=0, le=1)
+    """`gamma_mode = confidence`: the drafter's best probability below which it stops."""
     prompts: PositiveInt = 9
     """Documents per context."""
     new_tokens: PositiveInt = 256
@@ -233,12 +248,13 @@ class GridConfig(SparseConfig):
     def _legal(self) -> "GridConfig":
         for name in ("methods", "contexts", "budgets", "gammas"):
             values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
+            empty = not values and not (name == "budgets" and self.budget_bytes)
+            if empty or len(set(values)) != len(values):
                 raise ValueError(f"{name} = {values}: give at least one value, each once")
         if "ar" not in self.methods:
             raise ValueError(f"methods = {self.methods}: `ar` must be among them; speedups and exact_match need it")
         self.check(self.budgets)
-        if self.budgets == [FULL] and "sd_sparse" in self.methods:
+        if self.budgets == [FULL] and not self.budget_bytes and "sd_sparse" in self.methods:
             raise ValueError("budgets = [full]: `sd_sparse` needs at least one sparse budget")
         return self
 

@@ -6,9 +6,10 @@ from typing import Any
 from bdcore.config import Config, ConfigError, CorpusConfig
 from bdcore.documents import Document, build_prompts, check_corpus, load_documents
 from bdcore.evaluation.grid import cells
-from bdcore.kv.budget import FULL
+from bdcore.kv.budget import FULL, keys_within
 from bdcore.models.loading import check_vocabulary, load_tokenizer
 from bdcore.models.shape import ModelShape, drafter_shape, verifier_shape
+from bdcore.runtime import Runtime, torch_dtype
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,31 @@ def check(config: Config) -> tuple[ModelShape, ModelShape]:
     drafter = drafter_shape(config.drafter, verifier)
     _check_positions(config, verifier, drafter)
     return verifier, drafter
+
+
+def with_budgets(config: Config, runtime: Runtime) -> Config:
+    """The study with `grid.budget_bytes` turned into keys, which takes the drafter's shape and the grid's dtype."""
+    grid = config.grid
+    if not grid.budget_bytes:
+        return config
+    drafter = drafter_shape(config.drafter, verifier_shape(config.verifier))
+    key_bytes = drafter.kv_bytes(1, torch_dtype(runtime.grid_dtype).itemsize)
+    try:
+        found = [
+            keys_within(
+                size,
+                key_bytes=key_bytes,
+                block=max(max(grid.gammas) + 1, 2),
+                chunk=grid.chunk,
+                sinks=grid.sinks,
+                recent=grid.recent,
+            )
+            for size in grid.budget_bytes
+        ]
+    except ValueError as error:
+        raise ConfigError(f"grid.{error}") from error
+    budgets = list(dict.fromkeys([*grid.budgets, *found]))
+    return config.model_copy(update={"grid": grid.model_copy(update={"budgets": budgets, "budget_bytes": []})})
 
 
 def inputs(config: Config) -> Inputs:

@@ -53,11 +53,15 @@ def _resolve_dtype(name: DtypeName, device: str) -> tuple[str, str]:
         return name, "configured"
     if device == "cuda":
         return "bfloat16", "CUDA device"
-    # AVX2-only CPUs emulate bfloat16 products, about six times slower than float32.
-    capabilities = torch.cpu.get_capabilities()
-    if capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"):
+    if multiplies_bfloat16():
         return "bfloat16", "this CPU multiplies bfloat16 in hardware"
     return "float32", "this CPU has no bfloat16 arithmetic"
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has bfloat16 products (AVX512-BF16 or AMX); others emulate them, about six times slower."""
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
 
 
 def seed_for(*path: Any) -> int:

@@ -52,6 +52,7 @@ _CELL_FIELDS = [
     _required("position_mode", pa.string()),
     _required("gamma", pa.int32()),
     _required("gamma_mode", pa.string()),
+    _required("refresh", pa.int32()),  # rounds between rebuilding a sparse cache; 0 never
     _required("temperature", pa.float32()),
     _required("seed", pa.int64()),
 ]
@@ -90,6 +91,8 @@ SAMPLES = pa.schema(
         pa.field("exact_match", pa.bool_()),
         pa.field("first_mismatch", pa.int32()),
         pa.field("mismatch_gap", pa.float64()),
+        pa.field("mismatch_steps", pa.float64()),  # the gap in rounding steps of the verifier's dtype
+        pa.field("mismatch_kind", pa.string()),  # tie (within 2 steps) | bug; NULL when equal
         _required("device", pa.string()),
         _required("dtype", pa.string()),
         _required("status", pa.string()),  # ok | failed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bdcore.config import Config, load_config
 from bdcore.identity import digest
 from bdcore.keys import Keys, study_keys
-from bdcore.preflight import Inputs, inputs
+from bdcore.preflight import Inputs, inputs, with_budgets
 from bdcore.runtime import Runtime, resolve
 from bdcore.workspace import Workspace, default_root, locate_config
 
@@ -30,6 +30,7 @@ def open_study(config: str, overrides: list[str] | None = None, limit: int | Non
     """Read and check a study: every error that needs no model is raised here, before anything is written."""
     loaded = load_config(locate_config(config), overrides, limit=limit)
     runtime = resolve(loaded.runtime)
+    loaded = with_budgets(loaded, runtime)
     found = inputs(loaded)
     return Study(loaded, Workspace(default_root()), runtime, found, study_keys(loaded, runtime, found))
 

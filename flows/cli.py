@@ -194,9 +194,22 @@ def generate(
     config: Annotated[str, typer.Option(help="The study whose verifier and drafter to use")] = "configs/quick.yaml",
     overrides: SetOption = [],  # noqa: B006
     drafter: Annotated[str, typer.Option(help="`trained`, `base`, `none`, or a drafter's folder")] = "trained",
-    budget: Annotated[str, typer.Option(help="Keys the drafter may cache, or `full`")] = "full",
-    gamma: Annotated[int, typer.Option(min=1, help="Tokens drafted per round")] = 4,
+    budget: Annotated[str, typer.Option(help="Keys the drafter may cache, memory such as 2MiB, or `full`")] = "full",
+    gamma: Annotated[int, typer.Option(min=1, help="Tokens drafted per round, at most")] = 4,
+    gamma_mode: Annotated[
+        str | None,
+        typer.Option(help="`fixed`, `confidence` or `adaptive` draft length (default: the study's grid.gamma_mode)"),
+    ] = None,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens to generate at most")] = 64,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy; else sampled from the verifier's distribution")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample among the k most probable tokens; 0: all")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample among the most probable tokens that reach this together")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens already there become less likely")] = 1.0,
+    min_new_tokens: Annotated[int, typer.Option(help="No end of text before this many tokens")] = 0,
+    stop: Annotated[list[str], typer.Option(help="Stop after this text; may be repeated")] = [],  # noqa: B006
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampling")] = 0,
     compare: Annotated[
         bool, typer.Option(help="Also run the verifier alone, check equality, print the speedup")
     ] = True,
@@ -207,6 +220,7 @@ def generate(
             raise ConfigError("give one prompt, as an argument or with --file PATH")
         if file is not None and not file.is_file():
             raise ConfigError(f"--file {file.resolve()}: no such file")
+        from bdcore.decoding.sampling import Sampling
         from flows.generation import generate_text
 
         text = prompt if prompt is not None else file.read_text()  # type: ignore[union-attr]
@@ -217,8 +231,11 @@ def generate(
             console,
             drafter=drafter,
             budget=budget,
-            gamma=gamma,
+            rule=(gamma_mode, gamma),
             new_tokens=new_tokens,
+            sampling=Sampling(temperature, top_k, top_p, repetition_penalty, min_new_tokens),
+            stop=stop,
+            seed=seed,
             compare=compare,
         )
 

@@ -7,13 +7,17 @@ import torch
 from rich.console import Console
 
 from bdcore.config import ConfigError
-from bdcore.decoding.decoder import decode, first_mismatch, prefill
+from bdcore.decoding.decoder import decode, first_mismatch, mismatch_kind, prefill
+from bdcore.decoding.draft_length import DraftRule
 from bdcore.decoding.records import Decoded
+from bdcore.decoding.sampling import Sampling
+from bdcore.decoding.stops import StopStrings
 from bdcore.documents import encode
 from bdcore.evaluation.cell import cache_plan
 from bdcore.kv.budget import FULL, parse_budget
 from bdcore.models.drafter import Drafter, load_drafter
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, materialise, quiet
+from bdcore.preflight import with_budgets
 from bdcore.runtime import torch_dtype
 from bdcore.study import Study, open_study
 
@@ -26,15 +30,18 @@ def generate_text(
     *,
     drafter: str,
     budget: str,
-    gamma: int,
+    rule: tuple[str | None, int],
     new_tokens: int,
+    sampling: Sampling,
+    stop: list[str],
+    seed: int,
     compare: bool,
 ) -> None:
-    """Stream a greedy continuation of `text`, then print what speculation did."""
+    """Stream a continuation of `text`, then print what speculation did. `rule`: draft length mode and most tokens."""
     study = open_study(config, overrides)
     runtime, grid = study.runtime, study.config.grid
-    cached = parse_budget(budget)
-    grid.check([cached])
+    length = DraftRule(rule[0] or grid.gamma_mode, rule[1], grid.confidence)
+    cached = _budget(study, budget, length.gamma)
     folder = _folder(study, drafter)
     with quiet():
         source = materialise(study.config.verifier, study.workspace.models)
@@ -49,16 +56,32 @@ def generate_text(
         verifier = load_model(source, dtype=dtype, device=runtime.device, revision=study.config.verifier.revision)
         proposer = _load(folder, study, dtype) if folder else None
     plan = cache_plan(study.config, budget=cached, position_mode=grid.position_mode)
-    start = prefill(verifier, ids, new_tokens=new_tokens, gamma=gamma, chunk=grid.prefill_chunk)
-    eos = eos_ids(verifier, tokenizer)
+    observe = grid.window if proposer and grid.policy == "oracle" else 0
+    start = prefill(verifier, ids, new_tokens=new_tokens, gamma=length.gamma, chunk=grid.prefill_chunk, observe=observe)
+    how: dict[str, Any] = {
+        "new_tokens": new_tokens,
+        "eos": eos_ids(verifier, tokenizer),
+        "sampling": sampling,
+        "seed": seed,
+        "stop": StopStrings(tokenizer, stop) if stop else None,
+    }
     stream = _Stream(tokenizer, console)
-    decoded = decode(
-        start, proposer, plan, gamma=gamma if proposer else 0, new_tokens=new_tokens, eos=eos, on_tokens=stream
-    )
+    decoded = decode(start, proposer, plan, gamma=length if proposer else 0, on_tokens=stream, **how)
     stream.close()
-    alone = decode(start, None, new_tokens=new_tokens, eos=eos) if compare and proposer else None
-    for line in _figures(decoded, alone, len(ids), cached):
+    alone = decode(start, None, **how) if compare and proposer else None
+    for line in _figures(decoded, alone, len(ids), cached, greedy=sampling.greedy):
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def _budget(study: Study, text: str, gamma: int) -> int:
+    """Keys, from a number, `full`, or memory such as 2MiB."""
+    grid = study.config.grid
+    if text[-1:] in ("B", "b"):
+        grid = grid.model_validate({**grid.model_dump(), "budgets": [FULL], "budget_bytes": [text], "gammas": [gamma]})
+        return with_budgets(study.config.model_copy(update={"grid": grid}), study.runtime).grid.budgets[-1]
+    cached = parse_budget(text)
+    grid.check([cached])
+    return cached
 
 
 def _folder(study: Study, drafter: str) -> str | None:
@@ -100,7 +123,7 @@ class _Stream:
         self.console.file.write("\n\n")
 
 
-def _figures(decoded: Decoded, alone: Decoded | None, prompt_len: int, budget: int) -> list[str]:
+def _figures(decoded: Decoded, alone: Decoded | None, prompt_len: int, budget: int, *, greedy: bool) -> list[str]:
     new, rate = len(decoded.tokens), len(decoded.tokens) / max(decoded.decode_s, 1e-9)
     lines = [
         f"prompt {prompt_len} tokens, {new} new ({decoded.finish_reason}); prefill {decoded.prefill_s:.2f} s, "
@@ -118,7 +141,18 @@ def _figures(decoded: Decoded, alone: Decoded | None, prompt_len: int, budget: i
             f"block in flight, {decoded.drafter_kv_bytes / 2**20:.2f} MiB"
         )
     if alone is not None:
-        mismatch = first_mismatch(decoded.tokens, alone.tokens)
-        equal = "equal to the verifier alone" if mismatch is None else f"DIFFERS from the verifier alone at {mismatch}"
-        lines.append(f"{equal}; decode speedup {alone.decode_s / max(decoded.decode_s, 1e-9):.2f}x")
+        pace = [max(d.decode_s, 1e-9) / max(1, len(d.tokens) - 1) for d in (alone, decoded)]
+        lines.append(f"{_equality(decoded, alone) if greedy else _SAMPLED}; decode speedup {pace[0] / pace[1]:.2f}x")
     return lines
+
+
+_SAMPLED = "sampled from the verifier's own distribution (tokens need not be those of the verifier alone)"
+
+
+def _equality(decoded: Decoded, alone: Decoded) -> str:
+    mismatch = first_mismatch(decoded.tokens, alone.tokens)
+    if mismatch is None:
+        return "equal to the verifier alone"
+    steps = alone.gap_steps[mismatch] if mismatch < len(alone.gap_steps) else None
+    kind = "a near-tie of rounding" if mismatch_kind(steps) == "tie" else "NOT a near-tie"
+    return f"DIFFERS from the verifier alone at {mismatch}, {kind}"

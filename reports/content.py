@@ -129,7 +129,10 @@ def _notes(
     drafting = [c.row for c in cells if c.row["gamma"] > 0]
     checked, exact = sum(r["exact_checked"] for r in drafting), sum(r["exact_matches"] for r in drafting)
     if checked:
-        notes.append(f"{exact} of {checked} checked outputs are token for token those of the verifier alone.")
+        ties = sum(r["ties"] for r in drafting)
+        differ = checked - exact
+        why = f" {ties} of the {differ} that differ do so at a near-tie of rounding." if differ else ""
+        notes.append(f"{exact} of {checked} checked outputs are token for token those of the verifier alone.{why}")
     rows, looping = sum(r["n"] for r in drafting), sum(r["degenerate"] for r in drafting)
     if looping:
         sound = collapse_boundaries(c.cell(sound=True) for c in cells)

@@ -24,7 +24,7 @@ FROM samples WHERE run_key = ? AND status = 'ok' GROUP BY ALL ORDER BY ALL
 
 # What may differ between two cells besides method, context, budget and gamma. Shown only where it does differ.
 _SCENE = ("corpus", "workload", "temperature")
-_VARIANT = ("drafter_name", "policy", "position_mode", "gamma_mode")
+_VARIANT = ("drafter_name", "policy", "position_mode", "gamma_mode", "refresh")
 
 
 @dataclass(frozen=True)

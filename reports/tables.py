@@ -34,6 +34,7 @@ CELL_KEYS = (
     "position_mode",
     "gamma",
     "gamma_mode",
+    "refresh",
 )
 """What must be equal before two sample rows may be added up."""
 

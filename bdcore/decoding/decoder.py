@@ -4,7 +4,7 @@ Invariant between rounds: the verifier has been fed every token but the last; th
 """
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,7 +62,7 @@ def decode(
     *,
     gamma: int | DraftRule = 0,
     new_tokens: int,
-    eos: Container[int],
+    eos: Collection[int],
     sampling: Sampling = GREEDY,
     seed: int = 0,
     stop: StopStrings | None = None,
@@ -95,7 +95,7 @@ def decode_batch(
     *,
     gamma: int | DraftRule = 0,
     new_tokens: int,
-    eos: Container[int],
+    eos: Collection[int],
     sampling: Sampling = GREEDY,
     seeds: Sequence[int] | None = None,
     stop: StopStrings | None = None,
@@ -105,6 +105,7 @@ def decode_batch(
 
     A row's tokens are those it gets alone. The seconds of a round are those of all rows in it.
     """
+    assert len({id(start.stepper) for start in batch}) == len(batch), "each row needs a prefilled cache of its own"
     rule = gamma if isinstance(gamma, DraftRule) else DraftRule(gamma=gamma)
     rows = [
         Row(start.stepper, start.prompt, rule, new_tokens, eos, sampling, seed, stop)
@@ -171,3 +172,13 @@ def first_mismatch(tokens: list[int], reference: list[int]) -> int | None:
         if mine != theirs:
             return i
     return None if len(tokens) == len(reference) else min(len(tokens), len(reference))
+
+
+TIE_STEPS = 2.0
+
+
+def mismatch_kind(gap_steps: float | None) -> str:
+    """`tie` where the verifier's two best logits lay within two rounding steps, so that the order of sums decides;
+    `bug` otherwise. `gap_steps` None: the lengths differ, which no rounding explains.
+    """
+    return "tie" if gap_steps is not None and gap_steps <= TIE_STEPS else "bug"

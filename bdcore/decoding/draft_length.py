@@ -52,9 +52,10 @@ class DraftLength:
 class Adaptive(DraftLength):
     """The draft length with the most tokens per second, by measured acceptance and measured costs.
 
-    Speculation is off (length 0) where no length beats the verifier alone, and tried again after a pause that doubles
-    each time it does not help. Expected tokens of a round with draft length g: 1 + sum of a_1 ... a_i over i <= g, where
-    a_i is the acceptance at position i given that all before were accepted (Leviathan et al. 2023, per position).
+    Speculation is off (length 0) where no length beats the verifier alone. After a pause one token is drafted, as if
+    nothing were known of acceptance; the pause doubles each time that does not help. Expected tokens of a round with
+    draft length g: 1 + sum of a_1 ... a_i over i <= g, where a_i is the acceptance at position i given that all before
+    were accepted (Leviathan et al. 2023, per position).
     """
 
     DECAY = 0.9  # of past rounds, per round
@@ -62,41 +63,42 @@ class Adaptive(DraftLength):
 
     def __init__(self, gamma: int) -> None:
         super().__init__(gamma)
-        self._tried = [1.0] * gamma  # one imagined success at each position: optimism costs a few rounds
-        self._kept = [1.0] * gamma
+        self._tried, self._kept = [0.0] * gamma, [0.0] * gamma
         self._draft_s: float | None = None
         # Decayed sums of the line verify_s = a + b * block.
         self._n = self._x = self._y = self._xx = self._xy = 0.0
-        self._rounds, self._pause, self._wait = 0, self.PAUSES[0], 0
+        self._rounds = self._since = self._wait = (
+            0  # rounds in all, with speculation since the last pause, of pause left
+        )
+        self._pause = self.PAUSES[0] // 2
 
     def next(self) -> int:
         if self.gamma == 0 or self._wait:
             return 0
         if self._rounds < 2:  # two block lengths make a line of costs
             return (self.gamma, max(1, self.gamma // 2))[self._rounds] if self.gamma > 1 else 1 - self._rounds
-        return self._best()
+        return self._best() if self._since else min(self._best(), 1)
 
     def learn(self, *, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
+        # The first draft after a pause also reads what was missed: it says nothing of the cost of a draft.
+        self._learn_cost(drafted, draft_s if self._since or self._draft_s is None else None, verify_s)
         self._rounds += 1
-        self._learn_cost(drafted, draft_s, verify_s)
         if self._wait:
             self._wait -= 1
-            if self._wait == 0:  # one more chance: forget half of what spoke against it
-                self._tried = [1.0 + 0.5 * (n - 1.0) for n in self._tried]
-                self._kept = [1.0 + 0.5 * (n - 1.0) for n in self._kept]
             return
-        for i in range(min(drafted, accepted + 1)):  # the positions that were put to the test
-            self._tried[i] = self.DECAY * self._tried[i] + 1
-            self._kept[i] = self.DECAY * self._kept[i] + (i < accepted)
-        if self._rounds < 3:
-            return
-        if self._best():
-            self._pause = self.PAUSES[0]
-        else:
-            self._wait, self._pause = self._pause, min(2 * self._pause, self.PAUSES[1])
+        self._since += 1
+        for i in range(self.gamma):
+            tried = i < min(drafted, accepted + 1)  # put to the test
+            self._tried[i] = self.DECAY * self._tried[i] + tried
+            self._kept[i] = self.DECAY * self._kept[i] + (tried and i < accepted)
+        if self._rounds > 2 and not self._best():
+            helped = self._since > self.PAUSES[0]
+            self._pause = self.PAUSES[0] if helped else min(2 * self._pause, self.PAUSES[1])
+            self._wait, self._since = self._pause, 0
+            self._tried, self._kept = [0.0] * self.gamma, [0.0] * self.gamma
 
-    def _learn_cost(self, drafted: int, draft_s: float, verify_s: float) -> None:
-        if drafted:
+    def _learn_cost(self, drafted: int, draft_s: float | None, verify_s: float) -> None:
+        if drafted and draft_s is not None:
             one = draft_s / drafted
             self._draft_s = one if self._draft_s is None else self.DECAY * self._draft_s + (1 - self.DECAY) * one
         block, decay = drafted + 1, self.DECAY
@@ -111,8 +113,11 @@ class Adaptive(DraftLength):
     def _best(self) -> int:
         """argmax over g of expected tokens per second; ties go to the shorter draft."""
         best, best_rate, tokens, chance = 0, 1.0 / self._verify_s(1), 1.0, 1.0
+        acceptance = 1.0
         for g in range(1, self.gamma + 1):
-            chance *= self._kept[g - 1] / self._tried[g - 1]
+            # One imagined trial goes as at the position before, at the first it succeeds.
+            acceptance = (self._kept[g - 1] + acceptance) / (self._tried[g - 1] + 1)
+            chance *= acceptance
             tokens += chance
             rate = tokens / (g * (self._draft_s or 0.0) + self._verify_s(g + 1))
             if rate > best_rate * (1 + 1e-9):

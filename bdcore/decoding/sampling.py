@@ -7,7 +7,7 @@ Legend: T positions, V vocabulary.
 """
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,14 +62,16 @@ GREEDY = Sampling()
 class Chooser:
     """Logits to scores, tokens and distributions of one sequence."""
 
-    def __init__(self, sampling: Sampling, *, prompt_len: int, eos: Container[int], device: Any) -> None:
+    def __init__(self, sampling: Sampling, *, prompt_len: int, eos: Collection[int], device: Any) -> None:
         self.sampling = sampling
-        self._history, self._shape = LogitsProcessorList(), LogitsProcessorList()
+        # Any: they ask for a LongTensor, which no torch function says it returns.
+        self._history: Any = LogitsProcessorList()
+        self._shape: Any = LogitsProcessorList()
         if sampling.repetition_penalty != 1.0:
             self._history.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
-        if sampling.min_new_tokens and isinstance(eos, Iterable) and (ids := sorted(eos)):
+        if sampling.min_new_tokens and eos:
             self._history.append(
-                MinNewTokensLengthLogitsProcessor(prompt_len, sampling.min_new_tokens, ids, device=device)
+                MinNewTokensLengthLogitsProcessor(prompt_len, sampling.min_new_tokens, sorted(eos), device=device)
             )
         if not sampling.greedy:
             self._shape.append(TemperatureLogitsWarper(sampling.temperature))
@@ -110,7 +112,7 @@ def draw(weights_V: Tensor, uniform: float) -> int:
     Sums in fp64: in fp32 the tail of a large vocabulary is lost.
     """
     sums_V = weights_V.double().cumsum(0)
-    at = int(torch.searchsorted(sums_V, torch.tensor(uniform * float(sums_V[-1]), dtype=torch.float64), right=True))
+    at = int(torch.searchsorted(sums_V, uniform * float(sums_V[-1]), right=True))
     if at >= len(sums_V):  # uniform = 1.0, or rounding at the end
         at = int(weights_V.nonzero()[-1])
     assert weights_V[at] > 0, f"drew token {at} of weight 0"

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Container
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class Row:
         prompt: list[int],
         rule: DraftRule,
         new_tokens: int,
-        eos: Container[int],
+        eos: Collection[int],
         sampling: Sampling,
         seed: int,
         stop: StopStrings | None,
@@ -155,7 +155,7 @@ class Proposer:
         if self._wanted <= 0:
             return False
         behind = self.unread()[:-1]
-        if len(behind) >= self.stepper.plan.block:  # after rounds without drafting
+        if len(behind) + self._wanted > self.stepper.plan.block:  # after rounds without drafting
             self.stepper.prefill(behind)
             self.stepper.fit()
         return True

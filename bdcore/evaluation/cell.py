@@ -4,12 +4,13 @@ The prompt is read once by the verifier; every method starts from that cache. A 
 """
 
 import traceback
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bdcore.config import Config
-from bdcore.decoding.decoder import Prefilled, decode, first_mismatch, prefill
+from bdcore.decoding.decoder import Prefilled, decode, first_mismatch, mismatch_kind, prefill
+from bdcore.decoding.draft_length import DraftRule
 from bdcore.decoding.records import Decoded, Round
 from bdcore.documents import Prompt
 from bdcore.evaluation.degeneracy import distinct_n, is_degenerate
@@ -33,7 +34,7 @@ class Bench:
     drafters: Mapping[str, Drafter]
     """By role: `base`, `trained`."""
     drafter_keys: Mapping[str, str]
-    eos: Container[int]
+    eos: Collection[int]
     device: str
     dtype: str
 
@@ -51,7 +52,12 @@ def measure_prompt(
             if start is None:
                 most = max(cell.gamma for cell in cells)
                 start = prefill(
-                    bench.verifier, prompt.ids, new_tokens=grid.new_tokens, gamma=most, chunk=grid.prefill_chunk
+                    bench.verifier,
+                    prompt.ids,
+                    new_tokens=grid.new_tokens,
+                    gamma=most,
+                    chunk=grid.prefill_chunk,
+                    observe=grid.window if any(cell.policy == "oracle" for cell in cells) else 0,
                 )
             decoded = _decode(bench, start, cell)
             alone = decoded if cell.method == "ar" else alone
@@ -76,6 +82,7 @@ def cache_plan(config: Config, *, budget: int, position_mode: str) -> CachePlan:
         position_mode=position_mode,
         prefill_chunk=config.grid.prefill_chunk,
         extrapolate=config.drafter.beyond_positions == "extrapolate",
+        refresh=config.grid.refresh,
     )
 
 
@@ -84,7 +91,8 @@ def _decode(bench: Bench, start: Prefilled, cell: Cell) -> Decoded:
     if cell.drafter is None:
         return decode(start, None, new_tokens=new_tokens, eos=bench.eos)
     plan = cache_plan(bench.config, budget=cell.budget, position_mode=cell.position_mode)
-    return decode(start, bench.drafters[cell.drafter], plan, gamma=cell.gamma, new_tokens=new_tokens, eos=bench.eos)
+    rule = DraftRule(cell.gamma_mode, cell.gamma, bench.config.grid.confidence)
+    return decode(start, bench.drafters[cell.drafter], plan, gamma=rule, new_tokens=new_tokens, eos=bench.eos)
 
 
 def _identity(bench: Bench, prompt: Prompt, cell: Cell) -> Row:
@@ -104,7 +112,8 @@ def _identity(bench: Bench, prompt: Prompt, cell: Cell) -> Row:
         "policy": cell.policy,
         "position_mode": cell.position_mode,
         "gamma": cell.gamma,
-        "gamma_mode": "fixed",
+        "gamma_mode": cell.gamma_mode,
+        "refresh": cell.refresh,
         "temperature": 0.0,
         "seed": bench.config.seed,
         "prompt_len": len(prompt.ids),
@@ -149,9 +158,15 @@ def _sample(bench: Bench, prompt: Prompt, cell: Cell, decoded: Decoded, alone: D
         "degenerate": is_degenerate(decoded.tokens),
         "exact_match": mismatch is None,
         "first_mismatch": mismatch,
-        "mismatch_gap": alone.gaps[mismatch] if mismatch is not None and mismatch < len(alone.gaps) else None,
+        "mismatch_gap": _at(alone.gaps, mismatch),
+        "mismatch_steps": _at(alone.gap_steps, mismatch),
+        "mismatch_kind": mismatch_kind(_at(alone.gap_steps, mismatch)) if mismatch is not None else None,
         "status": "ok",
     }
+
+
+def _at(values: list[float], index: int | None) -> float | None:
+    return values[index] if index is not None and index < len(values) else None
 
 
 def _failed(bench: Bench, prompt: Prompt, cell: Cell, error: Exception) -> Row:

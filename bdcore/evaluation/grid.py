@@ -19,6 +19,8 @@ class Cell:
     policy: str
     position_mode: str
     gamma: int
+    gamma_mode: str = "fixed"
+    refresh: int = 0
 
     @property
     def key(self) -> str:
@@ -43,7 +45,16 @@ def _method_cells(grid: GridConfig, name: str, context: int) -> list[Cell]:
     if not method.sparse:
         budgets = [FULL]
     return [
-        Cell(name, context, budget, FULL_POLICY if budget == FULL else grid.policy, grid.position_mode, gamma)
+        Cell(
+            name,
+            context,
+            budget,
+            FULL_POLICY if budget == FULL else grid.policy,
+            grid.position_mode,
+            gamma,
+            grid.gamma_mode,
+            0 if budget == FULL else grid.refresh,
+        )
         for budget in budgets
         for gamma in grid.gammas
     ]

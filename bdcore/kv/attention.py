@@ -4,7 +4,8 @@ Registered with transformers as `budgetdraft` and without a mask function, so mo
 are the block itself, everything before is visible, which holds for sparse caches too. Layers with a sliding window see
 the keys at a distance below it; logits are capped where the family caps them (Gemma 2).
 
-Legend: B batch, Q query heads, H KV heads, G = Q / H, T block length, S keys in reach, R = G * T rows, D head dim.
+Legend: B batch, Q query heads, H KV heads, G = Q / H, T block length, S keys in reach, R = G * T rows, D head dim,
+P halves of the keys.
 """
 
 from functools import lru_cache
@@ -29,10 +30,10 @@ def causal_block_mask(T: int, S: int, device: torch.device, window: int | None =
 def window_mask(positions_HS: Tensor, T: int, window: int) -> Tensor:
     """(H, T, S) bool for cached keys with gaps: those at a distance below `window` of the block's own positions.
 
-    `positions_HS` are the positions the keys were rotated to; the last T are the block's.
+    `positions_HS` are the positions the keys were rotated to, in each sequence of a batch if they differ: (B, H, S).
+    The last T are the block's.
     """
-    own_HT1 = positions_HS[:, -T:, None]
-    distance_HTS = own_HT1 - positions_HS[:, None]
+    distance_HTS = positions_HS[..., -T:, None] - positions_HS[..., None, :]
     return (distance_HTS >= 0) & (distance_HTS < window)
 
 
@@ -56,7 +57,7 @@ def grouped_attention(
 ) -> Tensor:
     """Attention of a block of T queries whose own keys are the last T of S: (B, Q, T, D).
 
-    Causal, unless `visible_HTS` ((H or 1, T, S), True = visible) says what each query sees.
+    Causal, unless `visible_HTS` ((H or 1, T, S) or with B before, True = visible) says what each query sees.
     """
     B, Q, T, D = query_BQTD.shape
     H, S = key_BHSD.shape[1], key_BHSD.shape[2]
@@ -67,16 +68,55 @@ def grouped_attention(
         )
     rows_BHRD = query_BQTD.reshape(B, H, group * T, D)
     if visible_HTS is not None:
-        mask = visible_HTS.repeat(1, group, 1)[None]
+        mask = visible_HTS.tile(group, 1)
+        mask = mask if mask.dim() == 4 else mask[None]
     elif T > 1:
         mask = _group_mask(T, S, group, query_BQTD.device, query_BQTD.dtype)
     else:
         mask = None
-    if softcap is None:
+    if softcap is None and visible_HTS is None and _splits(rows_BHRD, S):
+        out_BHRD = _split_attention(rows_BHRD, key_BHSD, value_BHSD, scale, T)
+    elif softcap is None:
         out_BHRD = F.scaled_dot_product_attention(rows_BHRD, key_BHSD, value_BHSD, attn_mask=mask, scale=scale)
     else:
         out_BHRD = _capped_attention(rows_BHRD, key_BHSD, value_BHSD, mask, scale, softcap)
     return out_BHRD.reshape(B, Q, T, D)
+
+
+SPLIT_FROM = 4096
+"""Keys from which one sequence's heads are read in two halves."""
+
+
+def _splits(rows_BHRD: Tensor, S: int) -> bool:
+    # The CPU kernel gives whole heads to threads: an odd number of heads leaves one of two threads idle half the time.
+    few = rows_BHRD.shape[0] == 1 and rows_BHRD.shape[1] % torch.get_num_threads() != 0
+    return few and S >= SPLIT_FROM and rows_BHRD.device.type == "cpu" and not torch.is_grad_enabled()
+
+
+def _split_attention(rows_BHRD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, scale: float, T: int) -> Tensor:
+    """The same over two halves of the keys side by side, joined by their log-sum-exp: (B, H, R, D)."""
+    (_, H, R, _), S = rows_BHRD.shape, key_BHSD.shape[2]
+    half = (S + 1) // 2  # an odd key is read twice, and hidden once
+    mask_P1RN = None if T == 1 and S % 2 == 0 else _halves_mask(T, S, R // T, rows_BHRD.device, rows_BHRD.dtype)
+    parts = [
+        t.as_strided((2, H, half, t.shape[3]), ((S - half) * t.stride(2), *t.stride()[1:]), t.storage_offset())
+        for t in (key_BHSD, value_BHSD)
+    ]
+    out_PHRD, sums_PHR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        rows_BHRD.expand(2, -1, -1, -1), *parts, 0.0, False, attn_mask=mask_P1RN, scale=scale
+    )
+    return (out_PHRD * sums_PHR.softmax(0)[..., None].to(out_PHRD.dtype)).sum(0, keepdim=True)
+
+
+@lru_cache(maxsize=4)
+def _halves_mask(T: int, S: int, group: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    half = (S + 1) // 2
+    mask_RS = _group_mask(T, S, group, device, dtype)
+    with torch.inference_mode(False):
+        first, second = mask_RS[:, :half], mask_RS[:, S - half :].clone()
+        if S % 2:
+            second[:, 0] = float("-inf")
+        return torch.stack([first, second])[:, None]
 
 
 def soft_capped(logits: Tensor, softcap: float | None) -> Tensor:
@@ -116,9 +156,10 @@ def _interface(
     if hasattr(observer, "attend"):  # several sequences packed in one block: each over its own cache
         out = observer.attend(layer, query, scaling, sliding_window, softcap)
         return out.transpose(1, 2).contiguous(), None
+    positions = None
     if observer is not None:
         observer.observe(layer, query)
-    positions = observer.positions(layer) if sliding_window and hasattr(observer, "positions") else None
+        positions = observer.positions(layer) if sliding_window else None
     out = attend(query, key, value, scaling, window=sliding_window, softcap=softcap, positions_HS=positions)
     return out.transpose(1, 2).contiguous(), None
 
@@ -135,7 +176,8 @@ def attend(
 ) -> Tensor:
     """`grouped_attention` of a layer that may have a sliding window.
 
-    `positions_HS`: where cached keys stand when some were dropped; None: key i stands at position i.
+    `positions_HS` ((H, S) or with B before): where cached keys stand when some were dropped; None: key i stands at
+    position i.
     """
     T, S = query_BQTD.shape[2], key_BHSD.shape[2]
     visible_HTS = None

@@ -57,6 +57,21 @@ def check_budget(budget: int, *, chunk: int, sinks: int, recent: int) -> None:
         )
 
 
+def keys_within(size: int, *, key_bytes: int, block: int, chunk: int, sinks: int, recent: int) -> int:
+    """The largest legal budget whose cache, with a block of `block` tokens in flight, takes at most `size` bytes.
+
+    `key_bytes`: one token's keys and values over all layers and heads. ValueError when not even the smallest fits.
+    """
+    budget = (size // key_bytes - block) // chunk * chunk
+    least = (forced_chunks(chunk=chunk, sinks=sinks, recent=recent) + 1) * chunk
+    if budget < least:
+        raise ValueError(
+            f"budget_bytes = {size}: holds {max(0, size // key_bytes)} keys of {key_bytes} bytes; the smallest legal "
+            f"budget of {least} keys and the block of {block} take {(least + block) * key_bytes} bytes"
+        )
+    return budget
+
+
 def prefill_piece(budget: int, *, chunk: int, sinks: int, recent: int, most: int) -> int:
     """Tokens to feed at once while a prompt is compressed into `budget`: a whole number of chunks.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bdcore.kv.attention import soft_capped
@@ -105,9 +106,10 @@ _CHUNK_MEAN = frozenset({"last_key"})
 def chunk_scores(scores_BHT: Tensor, chunk: int, *, mean: bool) -> Tensor:
     """Key scores summed (or averaged) over each chunk, the last one possibly partial: (B, H, N)."""
     T = scores_BHT.shape[2]
-    owner_T = torch.arange(T, device=scores_BHT.device) // chunk
-    out_BHN = scores_BHT.new_zeros(*scores_BHT.shape[:2], -(-T // chunk)).index_add_(2, owner_T, scores_BHT)
-    return out_BHN / torch.bincount(owner_T) if mean else out_BHN
+    N = -(-T // chunk)
+    # Not index_add: its sums depend on the order of threads on a GPU, and near-ties would fall differently.
+    out_BHN = F.pad(scores_BHT, (0, N * chunk - T)).unflatten(2, (N, chunk)).sum(-1)
+    return out_BHN / (T - torch.arange(N, device=scores_BHT.device) * chunk).clamp(max=chunk) if mean else out_BHN
 
 
 def select(seen: Evidence, *, budget: int, selection: Selection) -> Tensor:
@@ -130,7 +132,8 @@ def select(seen: Evidence, *, budget: int, selection: Selection) -> Tensor:
         )
     scores_BHT = POLICIES[selection.policy](replace(seen, seed=selection.seed + T))
     scores_BHN = chunk_scores(scores_BHT, chunk, mean=selection.policy in _CHUNK_MEAN)
-    scores_BHN = scores_BHN.masked_fill(forced_N.to(device), float("inf"))
+    # Above any score, the infinite ones of keys that an oracle has not seen included.
+    scores_BHN = scores_BHN.clamp(max=torch.finfo(scores_BHN.dtype).max).masked_fill(forced_N.to(device), torch.inf)
     best_BHN = scores_BHN.argsort(dim=-1, descending=True, stable=True)[..., :keep].sort(-1).values
     kept_BHK = (best_BHN[..., None] * chunk + torch.arange(chunk, device=device)).flatten(2)
     # The last chunk is forced and sorts last: only its missing tail lies beyond T.

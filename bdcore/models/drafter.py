@@ -68,7 +68,7 @@ def slice_verifier(
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in layers]
     if rope_theta is not None:
-        config.rope_parameters = {**config.rope_parameters, "rope_theta": float(rope_theta)}
+        config.rope_parameters = _with_base(config.rope_parameters, float(rope_theta))
     if max_positions is not None:
         config.max_position_embeddings = max_positions
     config.tie_word_embeddings = False
@@ -80,6 +80,13 @@ def slice_verifier(
     model.lm_head.load_state_dict(verifier.lm_head.state_dict())
     _prune_head(model, ids)
     return Drafter(model.to(verifier.device).eval(), None if ids is None else ids.to(verifier.device))
+
+
+def _with_base(rope_parameters: dict[str, Any], theta: float) -> dict[str, Any]:
+    # Gemma 3 has RoPE parameters for each kind of layer.
+    if any(isinstance(value, dict) for value in rope_parameters.values()):
+        return {kind: _with_base(value, theta) for kind, value in rope_parameters.items()}
+    return {**rope_parameters, "rope_theta": theta}
 
 
 def _prune_head(model: Any, ids: Tensor | None) -> None:

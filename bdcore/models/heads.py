@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bdcore.kv.attention import causal_block_mask, soft_capped
 from bdcore.kv.storage import KVStorage
+from bdcore.models.layers import LayerFacts, layer_facts
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,18 @@ def layer_scores(model: Any, *, seed: int, length: int = 64, batch: int = 4) -> 
     ids = torch.cat([half, half], 1).to(model.device)
     cache = KVStorage(model.config.num_hidden_layers, 2 * length, num_queries=2 * length)
     model(ids, cache=cache, use_cache=True, logits_to_keep=1, observer=cache)
-    scale = model.model.layers[0].self_attn.scaling
-    return [_score(i, layer.queries, layer.view()[0], scale, length) for i, layer in enumerate(cache.layers)]
+    return [
+        _score(i, layer.queries, layer.view()[0], facts, length)
+        for i, (layer, facts) in enumerate(zip(cache.layers, layer_facts(model), strict=True))
+    ]
 
 
-def _score(index: int, queries: Tensor | None, keys: Tensor, scale: float, length: int) -> LayerScore:
+def _score(index: int, queries: Tensor | None, keys: Tensor, facts: LayerFacts, length: int) -> LayerScore:
     assert queries is not None, "the observer saw no queries"
     group = queries.shape[1] // keys.shape[1]
-    logits = queries.float() @ keys.float().repeat_interleave(group, 1).transpose(2, 3) * scale
-    future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
-    weights = logits.masked_fill(future, float("-inf")).softmax(-1)  # (B, Q, 2L, 2L)
+    logits = queries.float() @ keys.float().repeat_interleave(group, 1).transpose(2, 3) * facts.scale
+    visible = causal_block_mask(2 * length, 2 * length, logits.device, facts.window)
+    weights = soft_capped(logits, facts.softcap).masked_fill(~visible, float("-inf")).softmax(-1)  # (B, Q, 2L, 2L)
     previous = weights.diagonal(-1, -2, -1).mean((0, 2)).max()
     # The diagonal starts one row early, at the last query of the first half: nothing has been repeated yet.
     induction = weights.diagonal(1 - length, -2, -1)[..., 1:].mean((0, 2)).max()

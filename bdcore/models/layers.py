@@ -23,13 +23,12 @@ def layer_facts(model: Any) -> list[LayerFacts]:
 
 
 def _facts(model: Any, attention: Any) -> LayerFacts:
-    window = getattr(attention, "sliding_window", None)
-    if model.config.model_type == "mistral":  # its modules read the config
-        window = model.config.sliding_window
+    family = model.config.model_type
+    # Mistral's modules read the window from the config; Gemma 3's have a cap that they do not apply.
     return LayerFacts(
         scale=attention.scaling,
-        softcap=getattr(attention, "attn_logit_softcapping", None),
-        window=window,
+        softcap=attention.attn_logit_softcapping if family == "gemma2" else None,
+        window=model.config.sliding_window if family == "mistral" else getattr(attention, "sliding_window", None),
         inv_freq=_inv_freq(model.model.rotary_emb, attention),
     )
 

@@ -1,8 +1,9 @@
-"""Linear layers for blocks of few tokens on a CPU, where decoding spends most of its time.
+"""Linear layers on a CPU, where decoding spends most of its time.
 
 BLAS multiplies a block of 1 to 64 tokens by a weight about twice as fast with the weight on the left: y = (W x^T)^T. A
-verify block of five tokens then costs little more than one, as it should where reading the weights is the limit. Models
-stay the library's own; only the product inside their `nn.Linear` changes. Figures: docs/performance.md.
+verify block of five tokens then costs little more than one, as it should where reading the weights is the limit. On a
+CPU without bfloat16 arithmetic, long bfloat16 blocks are multiplied in float32 and rounded once. Models stay the
+library's own; only the product inside their `nn.Linear` changes. Figures: docs/performance.md.
 
 Legend: M tokens, N outputs, K inputs.
 """
@@ -10,36 +11,42 @@ Legend: M tokens, N outputs, K inputs.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bdcore.runtime import multiplies_bfloat16
+
 MOST_TOKENS = 64
-"""Longer blocks go to the library's product, which is then as fast."""
+"""Longer float32 blocks go to the library's product, which is then as fast."""
+UPCAST_FROM = 16
+"""Shorter bfloat16 blocks are faster as they are, reading half the bytes."""
 _PADDED = {1: 2, 3: 4}  # a matrix-vector product, and one of three columns, are slower than the next even one
 
 
 class BlockLinear(nn.Linear):
-    """`nn.Linear` with the faster product for short blocks on a CPU, when no gradient is wanted."""
+    """`nn.Linear` with the faster product for a CPU, when no gradient is wanted."""
 
     def forward(self, input: Tensor) -> Tensor:
-        tokens = input.numel() // max(1, input.shape[-1])
-        if torch.is_grad_enabled() or input.device.type != "cpu" or not 0 < tokens <= MOST_TOKENS:
+        weight, tokens = self.weight, input.numel() // max(1, input.shape[-1])
+        if torch.is_grad_enabled() or input.device.type != "cpu" or not tokens:
             return super().forward(input)
-        weight = self.weight
-        if weight.dtype != torch.float32:
+        if weight.dtype == torch.float32 and tokens <= MOST_TOKENS:
+            out = _weight_first(input.reshape(tokens, -1), weight).reshape(*input.shape[:-1], weight.shape[0])
+        elif weight.dtype == torch.bfloat16 and tokens >= UPCAST_FROM and not multiplies_bfloat16():
+            out = F.linear(input.float(), weight.float()).to(weight.dtype)
+        else:
             return super().forward(input)
-        out_MN = _weight_first(input.reshape(tokens, -1), weight)
-        return (out_MN if self.bias is None else out_MN + self.bias).reshape(*input.shape[:-1], weight.shape[0])
+        return out if self.bias is None else out + self.bias  # pyright: ignore[reportUnnecessaryComparison]
 
 
 def _weight_first(x_MK: Tensor, weight_NK: Tensor) -> Tensor:
     M = x_MK.shape[0]
-    wanted = _PADDED.get(M, M)
-    columns_MK = x_MK if wanted == M else torch.cat([x_MK, x_MK[:1]])
+    columns_MK = torch.cat([x_MK, x_MK[:1]]) if _PADDED.get(M, M) > M else x_MK
     return torch.mm(weight_NK, columns_MK.t()).t()[:M].contiguous()
 
 
 def adapt(model: Any) -> Any:
-    """Give every plain `nn.Linear` of a model the faster product, in place; weights and names stay. Returns the model."""
+    """Give every plain `nn.Linear` of a model the faster product, in place; weights and names stay. The model."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = BlockLinear

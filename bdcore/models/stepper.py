@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from bdcore.kv.attention import attend
-from bdcore.kv.budget import FULL, Selection, prefill_piece
+from bdcore.kv.budget import FULL, FULL_POLICY, Selection, prefill_piece
 from bdcore.kv.selection import NEEDS_QUERIES, Evidence, select, window_mass
 from bdcore.kv.storage import KVStorage
 from bdcore.models.layers import LayerFacts, layer_facts
@@ -34,7 +34,7 @@ DEFAULT_SELECTION = Selection("sink_recent")
 
 @dataclass(frozen=True)
 class CachePlan:
-    """How a model's cache is kept. `budget` -1 keeps everything, in a buffer of `capacity` tokens."""
+    """How a model's cache is kept. Budget -1 or policy `full` keeps everything, in a buffer of `capacity` tokens."""
 
     capacity: int
     budget: int = FULL
@@ -50,9 +50,14 @@ class CachePlan:
     refresh: int = 0
     """Rounds between rebuilding a sparse cache from all tokens so far; 0: never."""
 
+    @property
+    def sparse(self) -> bool:
+        """Whether keys are dropped."""
+        return self.budget != FULL and self.selection.policy != FULL_POLICY
+
     def sized(self, tokens: int) -> "CachePlan":
         """The plan with a buffer for a sequence of `tokens`: a full cache grows with it, a sparse one does not."""
-        return replace(self, capacity=tokens + self.block) if self.budget == FULL else self
+        return self if self.sparse else replace(self, capacity=tokens + self.block)
 
 
 class Stepper:
@@ -60,17 +65,17 @@ class Stepper:
 
     def __init__(self, model: Any, plan: CachePlan, *, oracle: Oracle | None = None) -> None:
         self.model, self.plan, self.oracle = model, plan, oracle
-        self.sparse = plan.budget != FULL
+        self.sparse = plan.sparse
         self.select_s = 0.0
         config = model.config
         needs_queries = self.sparse and plan.selection.policy in NEEDS_QUERIES
-        observed = plan.selection.window if needs_queries else plan.observe
+        self._window = plan.selection.window if needs_queries else plan.observe
         self._in_cache = plan.position_mode == "in_cache"
         self.cache = KVStorage(
             config.num_hidden_layers,
             plan.budget + plan.block if self.sparse else plan.capacity,
             # Rolled-back tokens take their queries with them: keep enough for a full window to survive.
-            num_queries=observed + plan.block if observed else 0,
+            num_queries=self._window + plan.block if self._window else 0,
             track=self.sparse,
             in_cache=self._in_cache,
         )
@@ -125,9 +130,8 @@ class Stepper:
         """What a policy may look at in one layer."""
         layer, facts = self.cache.layers[index], self.layers[index]
         keys_BHSD, _ = layer.view()
-        window = self.plan.observe or self.plan.selection.window
         return Evidence(
-            keys_BHSD if layer.queries is None else layer.queries[:, :, -window:],
+            keys_BHSD if layer.queries is None else layer.queries[:, :, -self._window :],
             keys_BHSD,
             facts.scale,
             softcap=facts.softcap,
@@ -137,7 +141,7 @@ class Stepper:
 
     @torch.inference_mode()
     def attention_on_tokens(self) -> Tensor:
-        """Attention of the newest queries on every token, averaged over layers and heads: (tokens,). Full cache only."""
+        """Attention of the newest queries on every token, averaged over layers and heads: (tokens,). Full cache."""
         if self.sparse or not self.plan.observe:
             raise ValueError(
                 "policy = oracle: the verifier must keep a full cache and observe its queries (observe >= 1)"
@@ -219,7 +223,7 @@ class _Packed(Cache):
     """The caches of several sequences behind one packed block: tokens of sequence b follow those of b - 1."""
 
     def __init__(self, rows: list[KVStorage], lengths: list[int]) -> None:
-        super().__init__(layers=rows[0].layers)
+        super().__init__(layers=[*rows[0].layers])
         self.rows, self.lengths = rows, lengths
 
     def update(

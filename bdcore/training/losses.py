@@ -3,6 +3,7 @@
 Legend: N tokens, V drafter vocabulary, K top-k.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,7 @@ def token_loss(logits_NV: Tensor, targets: Targets, *, kl_weight: float) -> Tens
     return torch.where(has_top_k, (1 - kl_weight) * ce + kl_weight * kl, ce) * supervised
 
 
-def head_loss(head: torch.nn.Linear, hidden_BTE: Tensor, targets: Targets, *, kl_weight: float) -> LossSum:
+def head_loss(head: Callable[[Tensor], Tensor], hidden_BTE: Tensor, targets: Targets, *, kl_weight: float) -> LossSum:
     """The summed loss of hidden states through the output head. Only supervised positions reach the head."""
     supervised = targets.labels != IGNORE
     tokens = int(supervised.sum())

@@ -4,12 +4,15 @@ Legend: B batch, T = P + C tokens, P prefix, C continuation.
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bdcore.config import TrainingConfig
+from bdcore.kv.attention import soft_capped
 from bdcore.models.drafter import Drafter
 from bdcore.training.batches import Batch
 from bdcore.training.losses import LossSum, head_loss
@@ -28,11 +31,17 @@ class StepLoss:
     """Keys per layer and head of the sparse view."""
 
 
+def _head(model: Any) -> Callable[[Tensor], Tensor]:
+    """Hidden states to logits as the model computes them, its final cap included (Gemma 2)."""
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return lambda hidden: soft_capped(model.lm_head(hidden), cap)
+
+
 def joint_loss(
     drafter: Drafter, batch: Batch, config: TrainingConfig, *, prefix: int, budget: int | None, seed: int
 ) -> StepLoss:
     """The loss of one batch. With `budget` None only L_A is computed. The prefix is read once and not changed."""
-    model = drafter.model
+    model, head = drafter.model, _head(drafter.model)
     everywhere = config.supervise == "all"
     with contextlib.nullcontext() if everywhere else torch.no_grad():
         hidden_prefix, view = extend(model, batch.ids_BT[:, :prefix], window=config.views.window)
@@ -41,7 +50,7 @@ def joint_loss(
     hidden, targets = hidden_tail, batch.targets[prefix:]
     if everywhere:
         hidden, targets = torch.cat([hidden_prefix, hidden_tail], 1), batch.targets
-    full = head_loss(model.lm_head, hidden, targets, kl_weight=config.kl_weight)
+    full = head_loss(head, hidden, targets, kl_weight=config.kl_weight)
     if budget is None:
         return StepLoss(full.mean(), full, None, None, 0)
     seen = sparse(
@@ -52,5 +61,5 @@ def joint_loss(
         model=model,
     )
     hidden_sparse, _ = extend(model, tail, view=seen, window=config.views.window)
-    part = head_loss(model.lm_head, hidden_sparse, batch.targets[prefix:], kl_weight=config.kl_weight)
+    part = head_loss(head, hidden_sparse, batch.targets[prefix:], kl_weight=config.kl_weight)
     return StepLoss(full.mean() + config.lam * part.mean(), full, part, budget, seen.cached)

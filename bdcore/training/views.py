@@ -25,6 +25,8 @@ class LayerView:
     values_BHPD: Tensor
     queries_BQWD: Tensor
     """Newest queries, for the observation window."""
+    positions_BHP: Tensor | None = None
+    """Where the keys stand, once some were dropped; None: key i stands at position i."""
 
 
 @dataclass(frozen=True)
@@ -69,29 +71,46 @@ class _FunctionalLayer(CacheLayerMixin):
 
 
 class _FunctionalCache(Cache):
-    def __init__(self, layers: list[_FunctionalLayer]) -> None:
+    layers: list[_FunctionalLayer]  # type: ignore[assignment]
+
+    def __init__(self, layers: list[_FunctionalLayer], positions_T: Tensor) -> None:
         super().__init__(layers=layers)  # type: ignore[arg-type]
+        self.positions_T = positions_T
+
+    def positions(self, layer: int) -> Tensor | None:
+        """Of the layer's keys and the new ones: (B, H, S)."""
+        prefix = self.layers[layer].prefix
+        if prefix is None or prefix.positions_BHP is None:
+            return None
+        B, H, _ = prefix.positions_BHP.shape
+        return torch.cat([prefix.positions_BHP, self.positions_T.expand(B, H, -1)], 2)
 
     def observe(self, layer: int, queries_BQTD: Tensor) -> None:
-        self.layers[layer].queries = queries_BQTD  # type: ignore[union-attr]
+        self.layers[layer].queries = queries_BQTD
 
 
 def extend(model: Any, ids_BT: Tensor, *, view: View | None = None, window: int = 8) -> tuple[Tensor, View]:
     """Run T tokens after a view. Returns hidden states (B, T, E), before the head, and the view extended by them."""
     config = model.config
     layers = view.layers if view is not None else [None] * config.num_hidden_layers
-    cache = _FunctionalCache([_FunctionalLayer(layer) for layer in layers])
     start = view.next_position if view is not None else 0
     end = start + ids_BT.shape[1]
-    positions_1T = torch.arange(start, end, device=ids_BT.device)[None]
-    out = model.model(ids_BT, position_ids=positions_1T, cache=cache, use_cache=True, observer=cache)
-    extended = [LayerView(c.keys, c.values, c.queries[:, :, -window:]) for c in cache.layers]  # type: ignore
+    positions_T = torch.arange(start, end, device=ids_BT.device)
+    cache = _FunctionalCache([_FunctionalLayer(layer) for layer in layers], positions_T)
+    out = model.model(ids_BT, position_ids=positions_T[None], cache=cache, use_cache=True, observer=cache)
+    extended = [
+        LayerView(c.keys, c.values, c.queries[:, :, -window:], cache.positions(i))  # type: ignore
+        for i, c in enumerate(cache.layers)
+    ]
     return out.last_hidden_state, View(extended, end)
 
 
 def detached(view: View) -> View:
     """The same view, cut from the graph."""
-    layers = [LayerView(x.keys_BHPD.detach(), x.values_BHPD.detach(), x.queries_BQWD.detach()) for x in view.layers]
+    layers = [
+        LayerView(x.keys_BHPD.detach(), x.values_BHPD.detach(), x.queries_BQWD.detach(), x.positions_BHP)
+        for x in view.layers
+    ]
     return View(layers, view.next_position)
 
 
@@ -108,6 +127,7 @@ def sparse(view: View, *, budget: int, selection: Selection, position_mode: str,
 def _sparse_layer(
     layer: LayerView, facts: LayerFacts, *, budget: int, selection: Selection, in_cache: bool
 ) -> LayerView:
+    assert layer.positions_BHP is None, "a view with gaps is not made sparse again"
     seen = Evidence(layer.queries_BQWD, layer.keys_BHPD, facts.scale, softcap=facts.softcap, window=facts.window)
     # Autocast would score in bf16, and keep other chunks than decoding does.
     with torch.no_grad(), torch.autocast(layer.keys_BHPD.device.type, enabled=False):
@@ -116,4 +136,4 @@ def _sparse_layer(
     values = layer.values_BHPD.gather(2, index[..., None].expand(-1, -1, -1, layer.values_BHPD.shape[3]))
     if in_cache:
         keys = shift(keys, torch.arange(index.shape[2], device=index.device) - index, facts.inv_freq)
-    return LayerView(keys, values, layer.queries_BQWD)
+    return LayerView(keys, values, layer.queries_BQWD, None if in_cache else index)

@@ -36,10 +36,10 @@ def test_the_mask_is_aligned_to_the_newest_keys():
     assert causal_block_mask(2, 4, torch.device("cpu")).tolist() == [[True, True, True, False], [True] * 4]
 
 
-def eager_logits(model, ids):
-    """Cache-free forward of the library's eager attention."""
+def eager_logits(model, ids, other="eager"):
+    """Cache-free forward of the library's own attention."""
     implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    model.set_attn_implementation(other)
     try:
         with torch.inference_mode():
             return model(torch.tensor([ids]), use_cache=False).logits[0]
@@ -47,17 +47,20 @@ def eager_logits(model, ids):
         model.set_attn_implementation(implementation)
 
 
-def test_a_block_of_5_over_a_past_of_37_equals_a_cache_free_forward(prompt):
+@pytest.mark.parametrize("other", ["eager", "sdpa"])
+def test_a_block_of_5_over_a_past_of_37_equals_a_cache_free_forward(other, prompt):
+    """B09."""
     model, ids = tiny_llama(), prompt(42)
     stepper = Stepper(model, CachePlan(capacity=64, block=5))
     first = stepper.prefill(ids[:37])
     block = stepper.feed(ids[37:])[0]
-    expected = eager_logits(model, ids)
+    expected = eager_logits(model, ids, other)
     torch.testing.assert_close(first[0], expected[36], atol=1e-5, rtol=0)
     torch.testing.assert_close(block, expected[37:], atol=1e-5, rtol=0)
 
 
 def test_a_changed_last_token_of_a_block_leaves_the_rows_before_it_as_they_were(prompt):
+    """B09."""
     ids = prompt(42)
     stepper = Stepper(tiny_llama(), CachePlan(capacity=64, block=5))
     stepper.prefill(ids[:37])

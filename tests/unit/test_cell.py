@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from bdcore.config import Config, GridConfig
+from bdcore.decoding.decoder import mismatch_kind
 from bdcore.decoding.records import Decoded
 from bdcore.documents import Prompt
 from bdcore.evaluation import cell as cell_module
@@ -229,3 +230,30 @@ def test_positions_beyond_a_drafter_are_a_failed_cell_when_extrapolation_is_refu
     assert all("beyond the model's 32" in s["error"] for s in samples if s["drafter_name"] == "base")
     _, samples, _ = measured(bench(base=short), document)
     assert {s["status"] for s in samples} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": "oracle"},
+        {"refresh": 2},
+        {"gamma_mode": "confidence", "confidence": 0.3},
+        {"gamma_mode": "adaptive"},
+    ],
+)
+def test_each_option_of_the_grid_is_in_its_rows_and_changes_no_text(bench, document, changes):
+    _, samples, rounds = measured(bench(new_tokens=24, **changes), document)
+    assert to_table(samples, SAMPLES).num_rows == 9
+    assert all(s["status"] == "ok" and s["exact_match"] for s in samples)
+    sparse = [s for s in samples if s["budget"] == 32]
+    assert {s["policy"] for s in sparse} == {changes.get("policy", "attention_mass")}
+    assert {s["refresh"] for s in sparse} == {changes.get("refresh", 0)}
+    drafting = [s for s in samples if s["method"] != "ar"]
+    assert {s["gamma_mode"] for s in drafting} == {changes.get("gamma_mode", "fixed")}
+    lengths = {r["drafted"] for r in rounds if r["method"] == "sd_sparse" and r["gamma"] == 4}
+    assert len(lengths) > 1 or "gamma_mode" not in changes, "the draft length varies"
+
+
+@pytest.mark.parametrize(("steps", "kind"), [(0.0, "tie"), (2.0, "tie"), (2.01, "bug"), (None, "bug")])
+def test_a_mismatch_within_two_rounding_steps_is_a_tie_and_any_other_a_bug(steps, kind):
+    assert mismatch_kind(steps) == kind

@@ -223,18 +223,25 @@ def test_the_last_round_drafts_only_what_the_limit_leaves_room_for(verifier, twi
 
 
 @pytest.mark.parametrize("gamma", range(1, 7))
-def test_every_draft_of_a_twin_with_the_full_cache_is_accepted(verifier, twin, gamma):
+def test_every_draft_of_a_twin_with_the_full_cache_is_accepted(verifier, twin, gamma, ledger):
+    """B04; the ledger I2 is checked before every step."""
     decoded = speculate(verifier, twin, fixed_prompt(40), gamma=gamma, new_tokens=64)
     assert acceptance(decoded) == 1.0
     full = decoded.rounds[: 63 // (gamma + 1)]
     assert {(r.drafted, r.accepted, r.emitted) for r in full} == {(gamma, gamma, gamma + 1)}
+    assert ledger == [sum(r.drafted for r in decoded.rounds), len(decoded.rounds)]
 
 
 @pytest.mark.parametrize("mode", ["absolute", "in_cache"])
-@pytest.mark.parametrize("length", [5, 50])
-def test_every_draft_of_a_twin_is_accepted_while_the_budget_holds_everything(verifier, twin, length, mode):
-    plan = cache_plan(96, mode=mode)
-    decoded = speculate(verifier, twin, fixed_prompt(length), gamma=4, new_tokens=40, plan=plan)
+@pytest.mark.parametrize(
+    ("length", "budget", "chunk", "new_tokens"), [(5, 96, 8, 40), (5, 256, 16, 40), (50, 64, 16, 14), (64, 64, 16, 6)]
+)
+def test_every_draft_of_a_twin_is_accepted_while_the_budget_holds_everything(
+    verifier, twin, length, budget, chunk, new_tokens, mode
+):
+    """B50; a prompt as long as the budget leaves room for the block in flight alone: one round."""
+    plan = CachePlan(0, budget, Selection("attention_mass", chunk=chunk), mode, prefill_chunk=64)
+    decoded = speculate(verifier, twin, fixed_prompt(length), gamma=4, new_tokens=new_tokens, plan=plan)
     assert acceptance(decoded) == 1.0
 
 
@@ -299,11 +306,44 @@ def watched(monkeypatch):
     return Watched.made
 
 
+def keep_ledger(monkeypatch):
+    """I2 from now on: before every draft and verify step, what is cached and what is fed make up the sequence. Returns
+    the number of steps checked so far, [drafting, verifying].
+    """
+    steps, propose, feed = [0, 0], decoder.propose, decoder.feed_together
+    rows = []
+
+    def proposing(live):
+        rows[:] = live
+        propose(live)
+
+    def feeding(steppers, blocks, *, last_only=False):
+        for stepper, block in zip(steppers, blocks, strict=True):
+            row = next(r for r in rows if stepper in (r.verifier, getattr(r.proposer, "stepper", None)))
+            every = [*row.sequence, *row.draft]
+            assert stepper.logical + len(block) == len(every)
+            assert list(block) == every[stepper.logical :]
+            assert all(layer.physical == stepper.physical for layer in stepper.cache.layers)
+            steps[stepper is row.verifier] += 1
+        return feed(steppers, blocks, last_only=last_only)
+
+    monkeypatch.setattr(decoder, "propose", proposing)
+    monkeypatch.setattr(decoder, "feed_together", feeding)
+    return steps
+
+
+@pytest.fixture(autouse=True)
+def ledger(monkeypatch):
+    """Every generation of this file keeps the ledger."""
+    return keep_ledger(monkeypatch)
+
+
 def right_then_wrong(gamma, counts):
     return [[True] * n + [False] * (gamma - n) for n in counts]
 
 
 def test_after_0_to_4_accepted_drafts_the_drafter_computes_what_a_cache_free_forward_does(verifier, noisy, watched):
+    """B05 (1); the ledger I2 is checked before every step."""
     prompt, counts = fixed_prompt(40), [0, 1, 2, 3, 4, 0, 4, 2, 4]
     text = alone(verifier, prompt, 1 + sum(counts) + len(counts))
     drafter = Scripted(noisy.model, script(text + [0] * 8, right_then_wrong(4, counts)))
@@ -319,12 +359,14 @@ def test_after_0_to_4_accepted_drafts_the_drafter_computes_what_a_cache_free_for
 
 @pytest.mark.parametrize("budget", [FULL, 32])
 def test_a_one_token_prompt_is_no_exception(verifier, noisy, budget):
+    """B05 (2)."""
     decoded = speculate(verifier, noisy, [10], gamma=4, new_tokens=48, plan=cache_plan(budget))
     assert decoded.tokens == alone(verifier, [10], 48)
 
 
 @pytest.mark.parametrize("counts", [[1, 1, 0, 1], [4, 1, 4, 0], [0, 0, 0, 1]])
 def test_no_row_of_a_rejected_draft_stays_in_a_full_cache(verifier, noisy, watched, counts):
+    """R03, with a full cache."""
     prompt = fixed_prompt(40)
     text = alone(verifier, prompt, 1 + sum(counts) + len(counts))
     drafter = Scripted(noisy.model, script(text + [0] * 8, right_then_wrong(4, counts)))
@@ -342,6 +384,7 @@ def test_no_row_of_a_rejected_draft_stays_in_a_full_cache(verifier, noisy, watch
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_row_of_a_rejected_draft_and_no_row_twice_stays_in_a_sparse_cache(verifier, noisy, watched, policy):
+    """R03."""
     prompt = fixed_prompt(130)
     decoded = speculate(verifier, noisy, prompt, gamma=4, new_tokens=40, plan=cache_plan(32, policy))
     assert any(r.accepted < r.drafted for r in decoded.rounds)

@@ -18,9 +18,10 @@ class ScriptedHeads:
 
     def __init__(self, *layers):
         self.layers = layers
-        self.config = SimpleNamespace(num_hidden_layers=len(layers), vocab_size=128)
+        self.config = SimpleNamespace(num_hidden_layers=len(layers), vocab_size=128, model_type="llama")
         attention = SimpleNamespace(self_attn=SimpleNamespace(scaling=1.0))
-        self.model = SimpleNamespace(layers=[attention])
+        rotary = SimpleNamespace(inv_freq=torch.ones(1))
+        self.model = SimpleNamespace(layers=[attention] * len(layers), rotary_emb=rotary)
 
     def __call__(self, ids, *, cache, observer, **_):
         B, T = ids.shape

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from transformers import LlamaConfig, MambaConfig, MambaForCausalLM, MistralConfig, Qwen2Config, Qwen3NextConfig
+from transformers import LlamaConfig, MambaConfig, MambaForCausalLM, Qwen3NextConfig
 
 from bdcore.config import ConfigError, DrafterConfig, ModelConfig
 from bdcore.kv.attention import NAME
@@ -47,19 +47,6 @@ def test_linear_attention_layers_are_refused_in_a_supported_family_too():
     config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ConfigError, match=r"layers of kind \['linear_attention'\] are not supported"):
         check_family("verifier.source", "somewhere", config)
-
-
-def test_mistral_with_a_sliding_window_is_refused_and_without_one_accepted(tmp_path):
-    with pytest.raises(ConfigError, match="sliding_attention"):
-        check_model("verifier.source", saved(MistralConfig(sliding_window=4096), tmp_path / "windowed"))
-    assert check_model("verifier.source", saved(MistralConfig(sliding_window=None), tmp_path / "full"))
-
-
-def test_qwen2_with_sliding_layers_is_refused_and_with_full_ones_accepted(tmp_path):
-    windowed = Qwen2Config(use_sliding_window=True, sliding_window=128, num_hidden_layers=4, max_window_layers=2)
-    with pytest.raises(ConfigError, match="sliding_attention"):
-        check_model("drafter.source", saved(windowed, tmp_path / "windowed"))
-    assert check_model("drafter.source", saved(Qwen2Config(num_hidden_layers=4), tmp_path / "full"))
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

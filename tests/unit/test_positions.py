@@ -19,6 +19,7 @@ def test_rotate_half_pairs_coordinate_i_with_i_plus_half():
 
 
 def test_keys_moved_to_0_to_31_equal_keys_rotated_there_directly():
+    """B11."""
     raw, origin = keys(32), torch.arange(128)[torch.randperm(128, generator=torch.Generator().manual_seed(1))[:32]]
     origin = origin.sort().values
     cached = rotate(raw[0], origin, INV_FREQ)[None]

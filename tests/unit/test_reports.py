@@ -66,6 +66,7 @@ def sample(
         "position_mode": "absolute",
         "gamma": gamma,
         "gamma_mode": "fixed",
+        "refresh": 0,
         "temperature": 0.0,
         "seed": 1,
         "prompt_len": context,

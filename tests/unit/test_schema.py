@@ -21,7 +21,8 @@ def sample(**changes):
     required = {
         "run_key": "r", "cell_key": "c", "method": "ar", "workload": "greedy", "corpus": "stdlib", "doc_id": "d",
         "context": 40, "budget": -1, "policy": "full", "position_mode": "absolute", "gamma": 0, "gamma_mode": "fixed",
-        "temperature": 0.0, "seed": 42, "prompt_len": 40, "device": "cpu", "dtype": "float32", "status": "failed",
+        "refresh": 0, "temperature": 0.0, "seed": 42, "prompt_len": 40, "device": "cpu", "dtype": "float32",
+        "status": "failed",
     }  # fmt: skip
     return {**dict.fromkeys(SAMPLES.names), **required, **changes}
 

@@ -48,6 +48,7 @@ def test_a_chunk_counts_with_the_sum_of_its_keys_not_with_its_best_key():
 
 
 def test_each_kv_head_keeps_its_own_set_and_a_group_keeps_the_mean_of_its_queries():
+    """B20."""
     # KV head 0: one query head wants chunk 1 with .9, the other chunk 2 with .6 and chunk 1 with .1: 1 wins by mean.
     # KV head 1: both want chunk 3.
     want = torch.full((4, 10), 1e-6)
@@ -101,6 +102,7 @@ def test_a_prompt_within_the_budget_is_kept_whole(policy, length, budget):
 
 @pytest.mark.parametrize("policy", BLIND)
 def test_one_key_over_the_budget_drops_something_but_never_the_final_partial_chunk(policy):
+    """B50."""
     index = kept(random_keys(65), budget=64, policy=policy, chunk=16, sinks=4, recent=8)
     assert index.shape[2] == 49  # three whole chunks and the partial one
     assert (index[..., -1] == 64).all()
@@ -109,6 +111,7 @@ def test_one_key_over_the_budget_drops_something_but_never_the_final_partial_chu
 
 @pytest.mark.parametrize("policy", BLIND)
 def test_sinks_and_the_two_token_last_chunk_stay_when_130_tokens_meet_a_budget_of_96(policy):
+    """B51."""
     index = kept(random_keys(130), budget=96, policy=policy, chunk=16, sinks=4, recent=8)
     assert index.shape[2] <= 96
     assert (index[..., :4] == torch.arange(4)).all()
@@ -149,6 +152,7 @@ def test_forced_chunks_beyond_the_budget_are_refused_with_numbers():
 
 
 def test_window_mass_equals_the_probabilities_of_eager_attention():
+    """B21."""
     ids = torch.randint(3, 128, (1, 50), generator=torch.Generator().manual_seed(1))
     cache = KVStorage(2, 50, num_queries=8)
     with torch.inference_mode():
@@ -178,6 +182,7 @@ class _Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("window", [1, 8])
 def test_window_mass_never_forms_more_than_heads_x_window_x_length_weights(window):
+    """B21: with L = 4096 and the last query alone the weights are (1, heads, 1, 4096)."""
     queries, keys = torch.randn(1, 4, window, 2), torch.randn(1, 2, 4096, 2)
     with _Largest() as largest:
         window_mass(Evidence(queries, keys, 1.0))
@@ -193,6 +198,7 @@ def test_window_mass_of_half_precision_keys_is_computed_in_fp32():
 
 
 def test_a_budget_that_is_no_multiple_of_the_chunk_names_the_nearest_legal_ones():
+    """B51."""
     with pytest.raises(ValueError, match=r"budget = 100 is not a multiple of chunk = 16; nearest legal: 96 or 112"):
         check_budget(100, chunk=16, sinks=4, recent=8)
 
@@ -225,7 +231,8 @@ def test_budgets_are_numbers_or_full(given_value, parsed):
     assert parse_budget(given_value) == parsed
 
 
-@pytest.mark.parametrize("value", [True, 1.5, "half", None, [32]])
+@pytest.mark.parametrize("value", [True, 1.5, "half", None, [32], [64, 32]])
 def test_other_budgets_are_refused(value):
+    """R07: budgets per layer among them."""
     with pytest.raises(ValueError, match="a number of tokens or 'full'"):
         parse_budget(value)

@@ -1,9 +1,13 @@
 """A model over its own cache: what a sparse cache computes, where its positions are, and that the budget is a bound."""
 
+import copy
+from functools import cache
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
 
 from bdcore.kv.budget import Selection, prefill_piece
 from bdcore.kv.selection import POLICIES
@@ -22,6 +26,15 @@ def rule(policy="attention_mass", **changes):
 
 def sparse(budget=32, policy="attention_mass", mode="absolute", block=5, **changes):
     return CachePlan(0, budget, rule(policy), mode, block, **changes)
+
+
+@cache
+def grouped(kv_heads):
+    """The tiny model with 4, 2 or 1 query heads per KV head."""
+    config = copy.deepcopy(MODEL.config)
+    config.num_key_value_heads = kv_heads
+    torch.manual_seed(kv_heads)
+    return LlamaForCausalLM(config).float().eval()
 
 
 def positions_fed(model, call):
@@ -73,9 +86,9 @@ def pieces_of(plan, ids, blocks):
     return [ids[i : i + size] for i in range(0, len(ids), size)] + blocks
 
 
-def step_by_step(plan, pieces):
+def step_by_step(plan, pieces, model=MODEL):
     """(stepper, logits per piece, per piece the tokens each layer and head still cached before it)."""
-    stepper = Stepper(MODEL, plan)
+    stepper = Stepper(model, plan)
     survivors, logits, kept = Survivors(stepper), [], []
     for piece in pieces:
         stepper.fit(len(piece))
@@ -85,13 +98,21 @@ def step_by_step(plan, pieces):
     return stepper, logits, kept
 
 
-@pytest.mark.parametrize("policy", BLIND)
-def test_sparse_logits_equal_full_keys_under_a_mask_that_hides_the_dropped_ones(policy, prompt):
-    plan, ids, block = sparse(policy=policy), prompt(64), prompt(5)
-    pieces = pieces_of(plan, ids, [block])
-    _, logits, kept = step_by_step(plan, pieces)
-    every = [*ids, *block]
-    visible = [torch.zeros(2, 69, 69, dtype=torch.bool) for _ in range(2)]
+GROUPS = [(policy, 2) for policy in BLIND] + [("attention_mass", 1), ("attention_mass", 4)]
+
+
+@pytest.mark.parametrize(("length", "blocks"), [(64, [5]), (128, [1, 1, 1])])
+@pytest.mark.parametrize(("policy", "kv_heads"), GROUPS)
+def test_sparse_logits_equal_full_keys_under_a_mask_that_hides_the_dropped_ones(
+    policy, kv_heads, length, blocks, prompt
+):
+    """B10, B11 (absolute)."""
+    model, plan, ids = grouped(kv_heads), sparse(policy=policy), prompt(length)
+    pieces = pieces_of(plan, ids, [prompt(n) for n in blocks])
+    _, logits, kept = step_by_step(plan, pieces, model)
+    every = [token for piece in pieces for token in piece]
+    T = len(every)
+    visible = [torch.zeros(kv_heads, T, T, dtype=torch.bool) for _ in range(2)]
     start = 0
     for piece, alive in zip(pieces, kept, strict=True):
         end = start + len(piece)
@@ -102,15 +123,19 @@ def test_sparse_logits_equal_full_keys_under_a_mask_that_hides_the_dropped_ones(
                 visible[layer][head, start:end, start:end] = own
         start = end
     assert not visible[0][:, -1].all(), "nothing was dropped: the test would show nothing"
-    torch.testing.assert_close(torch.cat(logits), masked_logits(MODEL, every, visible), atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.cat(logits), masked_logits(model, every, visible), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("policy", BLIND)
-def test_in_cache_logits_equal_unrotated_keys_rotated_to_0_to_n_before_every_read(policy, prompt):
-    plan = sparse(policy=policy, mode="in_cache")
-    pieces = pieces_of(plan, prompt(128), [prompt(1), prompt(5), prompt(3)])
-    _, logits, kept = step_by_step(plan, pieces)
-    reference = InCacheReference(MODEL)
+@pytest.mark.parametrize(("length", "blocks"), [(64, [5]), (128, [1, 1, 1, 5, 3])])
+@pytest.mark.parametrize(("policy", "kv_heads"), GROUPS)
+def test_in_cache_logits_equal_unrotated_keys_rotated_to_0_to_n_before_every_read(
+    policy, kv_heads, length, blocks, prompt
+):
+    """B10, B11 (cache-relative)."""
+    model, plan = grouped(kv_heads), sparse(policy=policy, mode="in_cache")
+    pieces = pieces_of(plan, prompt(length), [prompt(n) for n in blocks])
+    _, logits, kept = step_by_step(plan, pieces, model)
+    reference = InCacheReference(model)
     for piece, alive, mine in zip(pieces, kept, logits, strict=True):
         torch.testing.assert_close(mine, reference.feed(piece, alive), atol=1e-4, rtol=0)
 
@@ -124,25 +149,32 @@ def test_prefill_is_those_pieces(prompt):
 @pytest.mark.parametrize("mode", ["absolute", "in_cache"])
 @pytest.mark.parametrize("policy", BLIND)
 @pytest.mark.parametrize(("length", "budget"), [(5, 256), (50, 64), (64, 64)])
-def test_a_prompt_within_the_budget_gives_the_dense_logits(mode, policy, length, budget, prompt):
-    ids = prompt(length)
-    stepper = Stepper(MODEL, sparse(budget, policy, mode))
-    dense = Stepper(MODEL, CachePlan(capacity=512, prefill_chunk=16))
-    torch.testing.assert_close(stepper.prefill(ids), dense.prefill(ids), atol=1e-5, rtol=0)
-    assert stepper.physical == length
+def test_a_prompt_within_the_budget_gives_the_dense_logits_bit_for_bit(mode, policy, length, budget, prompt):
+    """B50, B11 (nothing evicted)."""
+    ids, block = prompt(length), prompt(5)
+    stepper = Stepper(MODEL, CachePlan(0, budget, rule(policy, chunk=16), mode, block=5))
+    pieces = pieces_of(stepper.plan, ids, [])
+    dense = Stepper(MODEL, CachePlan(capacity=512, block=5, prefill_chunk=len(pieces[0])))
+    assert torch.equal(stepper.prefill(ids), dense.prefill(ids))
+    assert torch.equal(stepper.feed(block), dense.feed(block)), "the block is in flight, nothing is dropped for it"
+    assert stepper.physical == length + 5
 
 
 @pytest.mark.parametrize("mode", ["absolute", "in_cache"])
-def test_one_token_over_the_budget_something_is_dropped(mode, prompt):
-    stepper = Stepper(MODEL, sparse(64, mode=mode))
+@pytest.mark.parametrize(("chunk", "left"), [(8, 57), (16, 49)])
+def test_one_token_over_the_budget_something_is_dropped(mode, chunk, left, prompt):
+    """B50: and never the final partial chunk, here the last token."""
+    stepper = Stepper(MODEL, CachePlan(0, 64, rule(chunk=chunk), mode))
     stepper.prefill(prompt(65))
-    assert (stepper.logical, stepper.physical) == (65, 57)
+    assert (stepper.logical, stepper.physical) == (65, left)
+    assert all((layer.tokens[:, -1] == 64).all() for layer in stepper.cache.layers)
 
 
 # --- positions
 
 
 def test_absolute_positions_count_tokens_after_eviction(prompt):
+    """B11, R07: from a counter, not from the length of a layer."""
     stepper = Stepper(MODEL, sparse(32))
     stepper.prefill(prompt(128))
     assert stepper.physical == 32
@@ -151,6 +183,7 @@ def test_absolute_positions_count_tokens_after_eviction(prompt):
 
 
 def test_in_cache_positions_count_cached_keys_after_eviction(prompt):
+    """B11."""
     stepper = Stepper(MODEL, sparse(32, mode="in_cache"))
     stepper.prefill(prompt(128))
     seen = positions_fed(MODEL, lambda: [stepper.feed([token]) for token in (5, 6, 7)])
@@ -158,7 +191,7 @@ def test_in_cache_positions_count_cached_keys_after_eviction(prompt):
 
 
 def test_in_cache_keys_are_the_unrotated_keys_at_0_to_31(prompt):
-    """In layer 0 a key depends on its token alone, so both modes cache the same keys at different positions."""
+    """B11. In layer 0 a key depends on its token alone: both modes cache the same keys at different positions."""
     ids = prompt(128)
     modes = {mode: Stepper(MODEL, sparse(32, "sink_recent", mode)) for mode in ("absolute", "in_cache")}
     for stepper in modes.values():
@@ -196,6 +229,7 @@ def test_in_cache_positions_never_leave_a_short_drafter(prompt):
 
 
 def test_a_sparse_cache_holds_grouped_heads_within_the_budget_never_repeated_ones(prompt):
+    """B20."""
     stepper = Stepper(MODEL, sparse(32))
     stepper.prefill(prompt(128))
     for layer in stepper.cache.layers:
@@ -212,6 +246,7 @@ def test_a_full_cache_holds_every_token(prompt):
 
 @pytest.mark.parametrize("policy", BLIND)
 def test_a_prompt_of_256_in_pieces_of_32_never_holds_more_than_a_budget_of_64(policy, prompt):
+    """B51."""
     stepper = Stepper(MODEL, sparse(64, policy, prefill_chunk=32))
     stepper.prefill(prompt(256))
     assert stepper.cache.peak_physical <= 64

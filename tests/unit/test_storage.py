@@ -36,6 +36,7 @@ def test_update_returns_everything_cached_in_order():
 
 @pytest.mark.parametrize(("n", "left"), [(0, 3), (1, 2), (3, 0)])
 def test_rollback_forgets_exactly_the_newest_keys(n, left):
+    """B05 (3)."""
     layer = filled(3)
     layer.rollback(n)
     assert tokens(layer) == list(range(left))
@@ -43,6 +44,7 @@ def test_rollback_forgets_exactly_the_newest_keys(n, left):
 
 @pytest.mark.parametrize("n", [5, -1])
 def test_rollback_of_more_than_is_cached_is_an_error(n):
+    """B05 (3)."""
     layer = filled(3)
     with pytest.raises(AssertionError, match="rollback of"):
         layer.rollback(n)

@@ -1,0 +1,1 @@
+"""Speed against named peers: scripts that anyone can run, no tests."""
