@@ -151,7 +151,7 @@ class Bench:
                     self._run_row(context, system, budget, repeat, result, equal=result.tokens == reference)
                 )
                 say(f"{self.dtype} {context} {system} {budget}: {result.seconds_per_token * 1e3:.1f} ms per token")
-        self._steps(context, prompt, start, read)
+        self._verify_steps(context, prompt, start, read)
 
     def _systems(
         self, start: Prefilled, prompt: list[int], read: Stepper, draft_read: Stepper
@@ -199,20 +199,31 @@ class Bench:
             "rss_bytes": psutil.Process().memory_info().rss,
         }
 
-    def _steps(self, context: int, prompt: list[int], start: Prefilled, read: Stepper) -> None:
-        """Single forwards, interleaved: verify blocks of one and gamma + 1 tokens, a draft step at each budget."""
-        o = self.options
-        forwards: dict[tuple[str, int, int], Callable[[], Any]] = {}
+    def _verify_steps(self, context: int, prompt: list[int], start: Prefilled, read: Stepper) -> None:
+        """Forwards of one and of gamma + 1 tokens, ours and transformers', interleaved."""
         cache = peers.dynamic_from(read, self.pair.plain, len(prompt) - 1)
-        drafters = [(b, self._drafter_at(prompt, b)) for b in o.budgets]
-        for block in (1, o.block):
-            ids = torch.tensor([prompt[-block:]], device=o.device)
-            forwards["verify", -1, block] = lambda ids=ids: _fed(start.stepper, ids)
-            forwards["verify_transformers", -1, block] = lambda ids=ids: _fed_plain(self.pair.plain, cache, ids)
-        for budget, stepper in drafters:
-            forwards["draft", budget, 1] = lambda s=stepper: _fed(s, torch.tensor([prompt[-1:]], device=o.device))
-        for repeat in range(o.steps + 1):
-            for (system, budget, block), forward in forwards.items():
+        forwards: dict[tuple[str, int, int, int], Callable[[], Any]] = {}
+        for block in (1, self.options.block):
+            ids = torch.tensor([prompt[-block:]], device=self.options.device)
+            forwards["verify", context, -1, block] = lambda ids=ids: _fed(start.stepper, ids)
+            forwards["verify_transformers", context, -1, block] = lambda ids=ids: _fed_plain(
+                self.pair.plain, cache, ids
+            )
+        self._time(forwards)
+
+    def draft_steps(self, prompts: dict[int, list[int]]) -> None:
+        """A drafter's step at each budget and context: all in one loop, so that a slow moment hits every context."""
+        forwards: dict[tuple[str, int, int, int], Callable[[], Any]] = {}
+        for budget in self.options.budgets:
+            for context, prompt in prompts.items():
+                stepper = self._drafter_at(prompt, budget)
+                ids = torch.tensor([prompt[-1:]], device=self.options.device)
+                forwards["draft", context, budget, 1] = lambda s=stepper, ids=ids: _fed(s, ids)
+        self._time(forwards)
+
+    def _time(self, forwards: dict[tuple[str, int, int, int], Callable[[], Any]]) -> None:
+        for repeat in range(self.options.steps + 1):
+            for (system, context, budget, block), forward in forwards.items():
                 seconds = _timed(forward)
                 if repeat:  # the first touches memory for the first time
                     self.rows.append(self._step_row(context, system, budget, block, repeat - 1, seconds))
@@ -319,16 +330,18 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     reading = pairs.reading_dtype(options.device, options.dtypes)
     reader = pairs.load(options.pair, options.device, reading, options.drafter)
     benches = {dtype: Bench(options, dtype, rate) for dtype in options.dtypes}
+    say(f"reading {max(prompts)} tokens; shorter contexts are its beginnings")
+    read, draft_read = (
+        peers.read_prompt(model, prompts[max(prompts)], block=options.block, chunk=512)
+        for model in (reader.verifier, reader.drafter.model)
+    )
+    del reader
     for context, prompt in prompts.items():
-        say(f"reading {context} tokens")
-        read, draft_read = (
-            peers.read_prompt(model, prompt, block=options.block, chunk=512)
-            for model in (reader.verifier, reader.drafter.model)
-        )
         for bench in benches.values():
             bench.context(context, prompt, read, draft_read)
-        del read, draft_read
-        gc.collect()
+            gc.collect()
+    for bench in benches.values():
+        bench.draft_steps(prompts)
     rows = [row for bench in benches.values() for row in bench.rows]
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), options.out / "decoding.parquet", compression="zstd")
     figure.draw(rows, options.gamma, options.out / "decoding.svg")
@@ -368,7 +381,7 @@ def _options(argv: list[str] | None) -> Options:
         gamma=given.gamma,
         new_tokens=given.new_tokens or (16 if quick else 32),
         repeats=given.repeats or (3 if quick else 7),
-        steps=9 if quick else 25,
+        steps=15 if quick else 25,
         drafter=given.drafter,
         out=given.out,
     )

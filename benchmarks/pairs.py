@@ -117,7 +117,7 @@ def prompts(name: str, contexts: list[int], room: int) -> dict[int, list[int]]:
     else:
         source = materialise(ModelConfig(source="embedded"), Workspace(default_root()).models)
         documents = load_documents(CorpusConfig(source="stdlib", split="test"))
-        ids = build_prompts(documents, load_tokenizer(source), length=longest, count=1, seed=0)[0].ids
+        ids = build_prompts(documents, load_tokenizer(source), length=longest, count=1, seed=0).prompts[0].ids
         assert longest + room <= 8192, f"context {longest} + {room} new tokens exceed the verifier's 8192 positions"
     return {context: ids[:context] for context in contexts}
 

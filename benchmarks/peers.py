@@ -73,11 +73,11 @@ def read_prompt(model: Any, prompt: list[int], *, block: int, chunk: int) -> Ste
 
 @torch.inference_mode()
 def ours_from(source: Stepper, model: Any, prompt: list[int], *, new_tokens: int, block: int) -> Prefilled:
-    """A `Prefilled` of `model` over a copy of what `source` read, in the model's dtype."""
+    """A `Prefilled` of `model` over a copy of what `source` read, in the model's dtype. `source` may have read on."""
     stepper = Stepper(model, CachePlan(len(prompt) + new_tokens + block, block=block, extrapolate=True))
     for mine, read in zip(stepper.cache.layers, source.cache.layers, strict=True):
-        mine.update(*(t.to(model.dtype) for t in read.view()))
-    stepper.cache.advance(source.logical)
+        mine.update(*(t[:, :, : len(prompt) - 1].to(model.dtype) for t in read.view()))
+    stepper.cache.advance(len(prompt) - 1)
     logits_V = stepper.feed([prompt[-1]])[0, -1]
     return Prefilled(stepper, prompt, logits_V, 0.0, [None] * len(stepper.cache.layers))
 
