@@ -380,7 +380,7 @@ def _options(argv: list[str] | None) -> Options:
         budgets=given.budgets or ([256] if quick else [64, 256, 1024]),
         gamma=given.gamma,
         new_tokens=given.new_tokens or (16 if quick else 32),
-        repeats=given.repeats or (3 if quick else 7),
+        repeats=given.repeats or (2 if quick else 5),
         steps=15 if quick else 25,
         drafter=given.drafter,
         out=given.out,

@@ -136,7 +136,7 @@ def play_round(rows: Sequence[Row]) -> None:
     checked = time.perf_counter()
     for row, (accepted, own) in zip(rows, verdicts, strict=True):
         row.commit(accepted, own)
-    selected = sum(row.proposer.settle(row) for row in rows if row.proposer is not None)
+    selected = sum(row.proposer.settle() for row in rows if row.proposer is not None)
     ended = time.perf_counter()
     draft_s, verify_s = proposed - begun, checked - proposed
     for row in rows:
@@ -153,7 +153,7 @@ def propose(rows: Sequence[Row]) -> None:
     drafting: list[Proposer] = []
     for row in rows:
         row.draft, row.drafted_from = [], []
-        if row.proposer is not None and row.proposer.start(row):
+        if row.proposer is not None and row.proposer.start():
             drafting.append(row.proposer)
     while drafting:
         logits = feed_together([p.stepper for p in drafting], [p.unread() for p in drafting], last_only=True)

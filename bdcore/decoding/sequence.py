@@ -70,7 +70,7 @@ class Row:
         """(drafts accepted, the verifier's own next token), from its logits after the last token and every draft."""
         ids = [*self.sequence, *self.draft] if not self.chooser.plain else []
         if self.proposer is None:
-            self._ties.append(near_tie(logits_TV[0]))
+            self._ties.append(near_tie(self.chooser.scores(logits_TV[:1], ids)[0], logits_TV.dtype))
         if self.chooser.sampling.greedy:
             return accept_greedy(self.draft, self.chooser.best(logits_TV, ids))
         p_TV = self.chooser.probabilities(logits_TV, ids)
@@ -144,17 +144,20 @@ class Proposer:
         self.drafter, self.row = drafter, row
         self.stepper = Stepper(drafter.model, plan.sized(len(row.prompt) + row.new_tokens), oracle=_look(row.verifier))
         self._vocab = row.verifier.model.config.vocab_size
+        self._readable = drafter.model.config.vocab_size
         self._wanted = self._settled = 0
         self.stepper.prefill(row.prompt)
         self.stepper.fit()
         self.prefill_s = time.perf_counter() - start
 
-    def start(self, row: Row) -> bool:
+    def start(self) -> bool:
         """Ready for a round: whether the row wants drafts. Reads what is too long for one block."""
-        self._wanted = min(row.length.next(), row.remaining - 1)
-        if self._wanted <= 0:
+        self._wanted = min(self.row.length.next(), self.row.remaining - 1)
+        unread = self.unread()
+        # A padding id of the verifier's head that a smaller drafter cannot read: the verifier goes on alone.
+        if self._wanted <= 0 or max(unread) >= self._readable:
             return False
-        behind = self.unread()[:-1]
+        behind = unread[:-1]
         if len(behind) + self._wanted > self.stepper.plan.block:  # after rounds without drafting
             self.stepper.prefill(behind)
             self.stepper.fit()
@@ -183,13 +186,13 @@ class Proposer:
                 row.drafted_from.append(q_V)
         return len(row.draft) < self._wanted
 
-    def settle(self, row: Row) -> float:
+    def settle(self) -> float:
         """Forget rejected drafts, drop keys down to the budget, refresh the cache when it is due. Seconds of it."""
-        start = time.perf_counter()
+        start, row = time.perf_counter(), self.row
         self.stepper.rollback(max(0, self.stepper.logical - (len(row.prompt) + len(row.tokens) - 1)))
         self._settled += 1
-        every = self.stepper.plan.refresh
-        if every and self.stepper.sparse and self._settled % every == 0 and row.reason is None:
+        every, dropped = self.stepper.plan.refresh, self.stepper.physical < self.stepper.logical
+        if every and dropped and self._settled % every == 0 and row.reason is None:
             self.stepper.clear()
             self.stepper.prefill(row.sequence[:-1])
         self.stepper.fit()
@@ -210,8 +213,8 @@ def _look(verifier: Stepper) -> Oracle:
 
 
 @torch.inference_mode()
-def near_tie(logits_V: Tensor) -> tuple[float, float]:
-    """(difference of the two largest logits, the same in rounding steps of their dtype): how near a tie it was."""
-    best, second = logits_V.topk(2).values.float().tolist()
-    step = torch.finfo(logits_V.dtype).eps * 2.0 ** math.floor(math.log2(max(abs(best), 1e-30)))
+def near_tie(scores_V: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """(difference of the two best scores, the same in rounding steps of the logits' `dtype`): how near a tie it was."""
+    best, second = scores_V.topk(2).values.float().tolist()
+    step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(abs(best), 1e-30)))
     return best - second, (best - second) / step

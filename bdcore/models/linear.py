@@ -19,7 +19,7 @@ from bdcore.runtime import multiplies_bfloat16
 
 MOST_TOKENS = 64
 """Longer float32 blocks go to the library's product, which is then as fast."""
-UPCAST_FROM = 4
+UPCAST_FROM = 8
 """Shorter bfloat16 blocks are faster as they are, reading half the bytes."""
 _TILE = 1536  # rows converted at once: their float32 copy stays in the last-level cache
 _PADDED = {1: 2, 3: 4}  # a matrix-vector product, and one of three columns, are slower than the next even one

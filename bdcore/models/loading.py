@@ -146,8 +146,40 @@ def load_model(source: str, *, dtype: torch.dtype, device: str, revision: str | 
     """A causal LM in eval mode whose attention reads our cache. ConfigError before loading if it cannot work."""
     check_model("model", source, revision=revision)
     model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=dtype, attn_implementation=ATTENTION)
+    check_generation("model", source, model)
     model.to(device)  # pyright: ignore[reportArgumentType]
     return adapt(model.eval())
+
+
+_OTHER_PROCESSORS = (
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "guidance_scale",
+    "min_length",
+    "watermarking_config",
+)
+
+
+def check_generation(field: str, source: str, model: Any) -> None:
+    """Refuse a verifier whose own generation settings change its logits in a way that decoding here does not.
+
+    Temperature, top-k, top-p, repetition penalty and minimal length are the study's, whatever the checkpoint suggests.
+    """
+    for name in _OTHER_PROCESSORS:
+        value = getattr(model.generation_config, name, None)
+        if value not in (None, 0, 1.0, []):
+            raise ConfigError(
+                f"{field} = {source}: its generation_config.json sets {name} = {value}, which is not applied here; "
+                "its text would not be the verifier's own. Remove the setting, or use another checkpoint"
+            )
 
 
 def load_tokenizer(source: str, revision: str | None = None) -> Any:

@@ -6,7 +6,6 @@ attends to its own cache. No padding, no mask, and a row computes what it comput
 Legend: B batch, T tokens fed, N tokens of a packed block, V vocabulary, H KV heads, S cached keys.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,7 +65,6 @@ class Stepper:
     def __init__(self, model: Any, plan: CachePlan, *, oracle: Oracle | None = None) -> None:
         self.model, self.plan, self.oracle = model, plan, oracle
         self.sparse = plan.sparse
-        self.select_s = 0.0
         config = model.config
         needs_queries = self.sparse and plan.selection.policy in NEEDS_QUERIES
         self._window = plan.selection.window if needs_queries else plan.observe
@@ -117,14 +115,12 @@ class Stepper:
         """Drop keys until `incoming` more fit into the budget."""
         if not self.sparse or self.physical + incoming <= self.plan.budget:
             return
-        start = time.perf_counter()
         room = (self.plan.budget - incoming) // self.plan.selection.chunk * self.plan.selection.chunk
         told = self.oracle() if self.oracle is not None and self.plan.selection.policy == "oracle" else None
         for index, (layer, facts) in enumerate(zip(self.cache.layers, self.layers, strict=True)):
             seen = replace(self.evidence(index), oracle_HT=None if told is None else _told(told, layer.tokens))
             kept_BHK = select(seen, budget=room, selection=self.plan.selection.for_layer(index))
             layer.keep(kept_BHK, facts.inv_freq if self._in_cache else None)
-        self.select_s += time.perf_counter() - start
 
     def evidence(self, index: int) -> Evidence:
         """What a policy may look at in one layer."""

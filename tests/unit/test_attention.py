@@ -10,6 +10,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from bdcore.kv import attention
 from bdcore.kv.attention import NAME, causal_block_mask, grouped_attention
 from bdcore.models.stepper import CachePlan, Stepper
 from tests.conftest import tiny_llama
@@ -104,3 +105,22 @@ def test_a_mask_is_refused_rather_than_ignored(prompt):
     ids = torch.tensor([prompt(4)])
     with pytest.raises(ValueError, match="takes no mask"):
         tiny_llama()(ids, attention_mask=torch.zeros(1, 1, 4, 4))
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("S", [40, 41, 77])
+@pytest.mark.parametrize("T", [1, 2, 5])
+def test_keys_read_in_two_halves_give_what_they_give_in_one(monkeypatch, T, S, dtype, near):
+    """Three KV heads on two threads: the halves are joined by their log-sum-exp; an odd key counts once."""
+    generator = torch.Generator().manual_seed(S)
+    query = torch.randn(1, 6, T, 16, generator=generator).to(dtype)
+    keys, values = (torch.randn(1, 3, 90, 16, generator=generator).to(dtype)[:, :, :S] for _ in range(2))
+    whole = grouped_attention(query, keys, values, 0.25)
+    monkeypatch.setattr(attention, "SPLIT_FROM", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    parts = []
+    split = attention._split_attention
+    monkeypatch.setattr(attention, "_split_attention", lambda *a: parts.append(1) or split(*a))
+    with torch.inference_mode():
+        torch.testing.assert_close(grouped_attention(query, keys, values, 0.25), whole, atol=near, rtol=0)
+    assert parts, "the keys were read in two halves"

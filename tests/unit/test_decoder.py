@@ -479,3 +479,15 @@ def test_a_tied_verifier_with_a_one_layer_slice_is_lossless_too():
     drafter = slice_verifier(verifier, [0], ids=None, rope_theta=None, max_positions=None)
     decoded = speculate(verifier, drafter, fixed_prompt(40), gamma=4, new_tokens=40, plan=cache_plan(32))
     assert decoded.tokens == alone(verifier, fixed_prompt(40), 40)
+
+
+def test_a_padding_id_that_a_smaller_drafter_cannot_read_ends_its_drafting_not_the_text(verifier):
+    """The verifier's head has rows beyond the shared vocabulary, and emits one of them."""
+    small = Drafter(tiny_llama(vocab=64), None)
+    prompt = [i % 64 for i in fixed_prompt(40)]
+    expected = alone(verifier, prompt, 24)
+    unreadable = next(i for i, token in enumerate(expected) if token >= 64)
+    decoded = speculate(verifier, small, prompt, gamma=4, new_tokens=24)
+    assert decoded.tokens == expected
+    assert sum(r.emitted for r in decoded.rounds if r.drafted) <= unreadable
+    assert decoded.rounds[-1].drafted == 0

@@ -190,3 +190,19 @@ def test_a_sliced_drafter_has_the_layers_head_and_positions_of_its_config():
 def test_layers_that_the_verifier_does_not_have_are_refused_before_loading(config, message):
     with pytest.raises(ConfigError, match=message):
         drafter_shape(DrafterConfig(kind="sliced", **config), SMOLLM2)
+
+
+@pytest.mark.parametrize(("name", "value"), [("no_repeat_ngram_size", 3), ("suppress_tokens", [5]), ("min_length", 9)])
+def test_a_checkpoint_whose_own_settings_change_its_logits_is_refused_by_name(tmp_path, name, value):
+    model = tiny_llama()
+    setattr(model.generation_config, name, value)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=rf"generation_config.json sets {name} = "):
+        load_model(str(tmp_path), dtype=torch.float32, device="cpu")
+
+
+def test_a_checkpoint_that_suggests_a_temperature_is_loaded(tmp_path):
+    model = tiny_llama()
+    model.generation_config.update(do_sample=True, temperature=0.7, top_p=0.9, repetition_penalty=1.05)
+    model.save_pretrained(tmp_path)
+    assert load_model(str(tmp_path), dtype=torch.float32, device="cpu")
