@@ -66,7 +66,7 @@ def draw(rows: list[Row], gamma: int, path: Path) -> None:
     """Left: tokens per second of each system against context. Right: verify steps and the bandwidth limit."""
     dtypes = list(dict.fromkeys(r["dtype"] for r in rows))
     with svg.style():
-        sheet = Figure(figsize=(10, 3.6 * len(dtypes)), layout="constrained")
+        sheet = Figure(figsize=(13, 3.6 * len(dtypes)), layout="constrained")
         axes = sheet.subplots(len(dtypes), 2, squeeze=False)
         for i, dtype in enumerate(dtypes):
             _lines(axes[i][0], rows, dtype, "run", lambda s: 1 / s, f"{dtype}: new tokens per second")
@@ -78,7 +78,7 @@ def draw(rows: list[Row], gamma: int, path: Path) -> None:
             for axis in axes[i]:
                 axis.set_xlabel("context (tokens)")
                 axis.set_ylim(bottom=0)
-                axis.legend()
+                axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
         drawing = svg.draw(
             sheet,
             name="decoding",

@@ -204,3 +204,15 @@ def test_a_pruned_head_is_trainable_and_owns_its_rows(verifier):
     assert head.weight.requires_grad
     assert head.weight.shape == (8, 64)
     assert torch.equal(head.weight.detach(), verifier.lm_head.weight[IDS])
+
+
+@pytest.mark.parametrize("outputs", [5, 9])
+def test_logits_of_a_smaller_or_pruned_head_stand_at_their_ids_and_nowhere_else(outputs):
+    logits = torch.arange(float(outputs)).repeat(2, 1)
+    ids = torch.tensor(range(1, 2 * outputs, 2))
+    for drafter, at in ((Drafter(None, ids), ids), (Drafter(None, None), torch.arange(outputs))):
+        spread = drafter.spread(logits, 20)
+        assert spread.shape == (2, 20)
+        assert torch.equal(spread[:, at], logits)
+        assert torch.isinf(spread).sum() == 2 * (20 - outputs)
+    assert Drafter(None, None).spread(logits, outputs) is logits
