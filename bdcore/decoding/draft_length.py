@@ -67,9 +67,9 @@ class Adaptive(DraftLength):
         self._draft_s: float | None = None
         # Decayed sums of the line verify_s = a + b * block.
         self._n = self._x = self._y = self._xx = self._xy = 0.0
-        self._rounds = self._since = self._wait = (
-            0  # rounds in all, with speculation since the last pause, of pause left
-        )
+        self._rounds = 0
+        self._since = 0  # rounds with speculation since the last pause
+        self._wait = 0  # plain rounds left of the pause
         self._pause = self.PAUSES[0] // 2
 
     def next(self) -> int:
