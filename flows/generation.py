@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.console import Console
 
 from bdcore.config import ConfigError
@@ -77,7 +78,11 @@ def _budget(study: Study, text: str, gamma: int) -> int:
     """Keys, from a number, `full`, or memory such as 2MiB."""
     grid = study.config.grid
     if text[-1:] in ("B", "b"):
-        grid = grid.model_validate({**grid.model_dump(), "budgets": [FULL], "budget_bytes": [text], "gammas": [gamma]})
+        try:
+            size = TypeAdapter(ByteSize).validate_python(text)
+        except ValidationError:
+            raise ConfigError(f"--budget {text}: give a number of keys, memory such as 2MiB, or `full`") from None
+        grid = grid.model_copy(update={"budgets": [FULL], "budget_bytes": [size], "gammas": [gamma]})
         return with_budgets(study.config.model_copy(update={"grid": grid}), study.runtime).grid.budgets[-1]
     cached = parse_budget(text)
     grid.check([cached])

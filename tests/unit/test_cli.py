@@ -10,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import flows.generation  # noqa: F401  before the guards below: it must not keep a refusing loader
 from bdcore.models import loading
 from flows.cli import app
 from tests.tiny import tiny_config, write_corpus, write_verifier
@@ -149,6 +150,20 @@ def test_generate_wants_exactly_one_prompt(home, study, tmp_path):
 @pytest.mark.parametrize("text", ["", "x" * 500])
 def test_generate_with_a_prompt_that_is_empty_or_too_long_says_so(home, study, text):
     assert "the prompt" in refusal(home, "generate", text, "--config", study, "--drafter", "none")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--temperature", "-1", "temperature = -1.0: legal is 0"),
+        ("--top-p", "0", "top_p = 0.0: legal is above 0"),
+        ("--gamma-mode", "clever", "gamma_mode = 'clever': legal are fixed, confidence, adaptive"),
+        ("--budget", "8XB", "--budget 8XB: give a number of keys"),
+        ("--budget", "1KiB", "grid.budget_bytes = 1024: holds"),
+    ],
+)
+def test_generate_with_an_illegal_option_names_it_and_what_is_legal(home, study, option, value, says):
+    assert says in refusal(home, "generate", "hello", "--config", study, "--drafter", "none", option, value)
 
 
 # plan
