@@ -1,6 +1,6 @@
 """Linear layers on a CPU, where decoding spends most of its time.
 
-BLAS multiplies a block of 1 to 64 tokens by a weight about twice as fast with the weight on the left: y = (W x^T)^T. A
+BLAS multiplies a block of a few tokens by a weight up to twice as fast with the weight on the left: y = (W x^T)^T. A
 verify block of five tokens then costs little more than one, as it should where reading the weights is the limit. On a
 CPU without bfloat16 arithmetic, blocks of bfloat16 tokens are multiplied in float32, the weight converted tile by tile,
 and rounded once. Models stay the library's own; only the product inside their `nn.Linear` changes. Figures:
