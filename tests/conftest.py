@@ -11,10 +11,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bdcore.kv.attention import NAME as ATTENTION
 from bdcore.models.drafter import Drafter
+
+# Time limits of single examples fail on a busy machine, and say nothing.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def tiny_llama(*, vocab=128, layers=2, max_positions=512, seed=0, **changes) -> LlamaForCausalLM:
