@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -58,6 +59,7 @@ def _resolve_dtype(name: DtypeName, device: str) -> tuple[str, str]:
     return "float32", "this CPU has no bfloat16 arithmetic"
 
 
+@cache
 def multiplies_bfloat16() -> bool:
     """Whether this CPU has bfloat16 products (AVX512-BF16 or AMX); others emulate them, about six times slower."""
     found = torch.cpu.get_capabilities()

@@ -28,6 +28,7 @@ import torch
 from bdcore.decoding.decoder import Prefilled
 from bdcore.kv.budget import Selection
 from bdcore.models.drafter import Drafter
+from bdcore.models.shape import from_config
 from bdcore.models.stepper import CachePlan, Stepper
 from bdcore.runtime import environment, torch_dtype
 from benchmarks import figure, pairs, peers
@@ -236,9 +237,8 @@ class Bench:
 
     def _step_row(self, context: int, system: str, budget: int, block: int, repeat: int, seconds: float) -> Row:
         model = self.pair.drafter.model if system == "draft" else self.pair.verifier
-        config, keys = model.config, context if budget < 0 else min(budget, context)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        kv = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * keys * model.dtype.itemsize
+        keys = context if budget < 0 else min(budget, context)
+        kv = from_config(model.config).kv_bytes(keys, model.dtype.itemsize)
         return {
             **dict.fromkeys(SCHEMA.names),
             "kind": "step",
@@ -355,7 +355,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 def _options(argv: list[str] | None) -> Options:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three contexts, two budgets, few repeats")
+    parser.add_argument("--quick", action="store_true", help="three contexts, one budget, few repeats")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--pair", choices=sorted(pairs.PAIRS), default="embedded", help="models to decode with")
     parser.add_argument("--drafter", help="folder of a trained drafter (default: an untrained slice of the verifier)")

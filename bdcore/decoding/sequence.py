@@ -44,7 +44,7 @@ class Row:
         self._rounds: list[Round] = []
         self._ties: list[tuple[float, float]] = []
         self._accepted_at, self._drafted_at = [0] * rule.gamma, [0] * rule.gamma
-        self._prefill_s = self._draft_prefill_s = self._decode_s = 0.0
+        self._prefill_s = self._decode_s = 0.0
         self._emitted = self._counted = self._drafted = 0
 
     @property
