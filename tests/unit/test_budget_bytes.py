@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import yaml
 
 from bdcore.config import ConfigError, load_config
 from bdcore.kv.budget import Selection, keys_within
@@ -10,7 +9,7 @@ from bdcore.models.stepper import CachePlan, Stepper
 from bdcore.preflight import with_budgets
 from bdcore.runtime import resolve
 from tests.conftest import tiny_llama
-from tests.tiny import tiny_config, write_corpus, write_verifier
+from tests.tiny import write_study
 
 RULE = {"chunk": 8, "sinks": 8, "recent": 8}
 KEY_BYTES = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head dim, fp32
@@ -38,10 +37,7 @@ def test_too_little_memory_names_what_the_smallest_budget_takes():
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("study")
-    config = tiny_config(write_verifier(folder / "verifier"), write_corpus(folder / "texts"))
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
-    return folder / "tiny.yaml"
+    return write_study(tmp_path_factory.mktemp("study"))
 
 
 def test_a_study_may_state_its_budgets_as_memory(study):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import flows.generation  # noqa: F401  before the guards below: it must not keep a refusing loader
 from bdcore.models import loading
 from flows.cli import app
-from tests.tiny import tiny_config, write_corpus, write_verifier
+from tests.tiny import write_study
 from tests.unit.test_reports import sample, store
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +38,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("study")
-    config = tiny_config(write_verifier(folder / "verifier"), write_corpus(folder / "texts"))
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
-    return str(folder / "tiny.yaml")
+    return str(write_study(tmp_path_factory.mktemp("study")))
 
 
 def call(*arguments: str):

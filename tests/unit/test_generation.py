@@ -3,19 +3,15 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app
-from tests.tiny import tiny_config, write_corpus, write_verifier
+from tests.tiny import write_study
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("study")
-    config = tiny_config(write_verifier(folder / "verifier"), write_corpus(folder / "texts"))
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
-    return str(folder / "tiny.yaml")
+    return str(write_study(tmp_path_factory.mktemp("study")))
 
 
 @pytest.mark.parametrize(
