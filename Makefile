@@ -5,7 +5,7 @@ STAMP := .venv/.complete
 CORES := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint serve deploy clean
+.PHONY: help setup demo test lint study serve deploy clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -35,6 +35,14 @@ lint: setup ## ruff, types of bdcore, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+
+# Each study is a run of its own and reuses what others made; after a kill the same command goes on.
+STUDIES ?= configs/cpu.yaml $(sort $(wildcard configs/study/*.yaml))
+WITH_BOOKS = --set 'corpus=[{source: stdlib}, {source: pg19, path: $(abspath $(BOOKS))}]' \
+	--set 'grid.corpus=[{source: stdlib, split: test}, {source: pg19, split: test, path: $(abspath $(BOOKS))}]'
+study: setup ## configs/cpu.yaml and its overlays, hours on 2 cores (BOOKS=folder of train.parquet and test.parquet adds PG-19)
+	@for config in $(STUDIES); do $(BIN)/budgetdraft run $$config $(if $(BOOKS),$(WITH_BOOKS)) $(SET) || exit 1; done
+	$(BIN)/budgetdraft envelope --out $(WORKSPACE)/study
 
 # Server, worker and flow runs keep everything in the workspace and talk to this machine only.
 WORKSPACE := $(or $(BUDGETDRAFT_HOME),$(CURDIR)/workspace)

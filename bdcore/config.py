@@ -3,7 +3,7 @@
 Defaults are the paper's (arXiv 2606.00144 and its authors' code); small sizes live in `configs/*.yaml`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,12 +22,26 @@ from pydantic import (
 
 from bdcore.kv.budget import FULL, Selection, check_budget, parse_budget
 
+
+def _listed(value: Any) -> Any:
+    """One value where a list is meant."""
+    return value if isinstance(value, list) else [value]
+
+
+def _weighed(value: Any) -> Any:
+    """One value where weights are meant: it alone."""
+    return {value: 1.0} if isinstance(value, str) else value
+
+
 Budget = Annotated[int, BeforeValidator(parse_budget)]
 Policy = Literal["attention_mass", "last_key", "sink_recent", "random", "oracle"]
 PositionMode = Literal["absolute", "in_cache"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 GammaMode = Literal["fixed", "confidence", "adaptive"]
-MethodName = Literal["ar", "sd_full", "sd_sparse", "budgetdraft"]
+MethodName = Literal["ar", "ngram", "sd_full", "sd_sparse", "budgetdraft"]
+
+
+Workload = Literal["greedy", "replay"]
 
 
 class ConfigError(ValueError):
@@ -88,6 +102,9 @@ class CorpusConfig(Section):
     """Which documents. Sources without splits of their own are divided by a hash of the document's name."""
 
 
+Corpora = Annotated[list[CorpusConfig], BeforeValidator(_listed), Field(min_length=1)]
+
+
 class TargetsConfig(Section):
     forced: PositiveInt = 5004
     """Sequences of human text with the verifier's greedy token at every position."""
@@ -123,13 +140,13 @@ class MixtureConfig(Section):
 
 
 class SparseConfig(Section):
-    """How a sparse cache is chosen, the same for training views and for the grid."""
+    """How a sparse cache is chosen, the same for training views and for the grid.
 
-    policy: Policy = "attention_mass"
-    """`attention_mass`: chunks with most attention of the newest queries (the paper). `last_key`: the authors' code.
-    `sink_recent`: StreamingLLM. `random`: a control. `oracle` (grid only): chunks the verifier attends to."""
-    position_mode: PositionMode = "absolute"
-    """`absolute`: kept keys keep their positions (the paper). `in_cache`: re-rotated to 0..n-1."""
+    Policies. `attention_mass`: chunks with most attention of the newest queries (the paper). `last_key`: the authors'
+    code. `sink_recent`: StreamingLLM. `random`: a control. `oracle` (grid only): chunks the verifier attends to.
+    Position modes. `absolute`: kept keys keep their positions (the paper). `in_cache`: re-rotated to 0..n-1.
+    """
+
     chunk: PositiveInt = 8
     """Tokens per chunk of the prefix."""
     sinks: int = Field(default=8, ge=0)
@@ -139,77 +156,152 @@ class SparseConfig(Section):
     window: PositiveInt = 8
     """Newest queries whose attention scores the chunks."""
 
-    @model_validator(mode="after")
-    def _window_is_kept(self) -> "SparseConfig":
-        if self.policy == "attention_mass" and self.window > self.recent:
+    def check(self, policies: Iterable[str], budgets: Iterable[int]) -> None:
+        if "attention_mass" in policies and self.window > self.recent:
             raise ValueError(
                 f"window = {self.window} > recent = {self.recent}: the observed queries' own keys must stay"
             )
-        return self
-
-    def check(self, budgets: Iterable[int]) -> None:
         for budget in budgets:
             check_budget(budget, chunk=self.chunk, sinks=self.sinks, recent=self.recent)
 
-    def selection(self, seed: int) -> Selection:
-        return Selection(self.policy, self.chunk, self.sinks, self.recent, self.window, seed)
+    def selection(self, policy: str, seed: int) -> Selection:
+        return Selection(policy, self.chunk, self.sinks, self.recent, self.window, seed)
 
 
 class ViewsConfig(SparseConfig):
-    """The sparse views of L_C: budgets drawn by weight, one per step."""
+    """The sparse views of L_C: policy, budget and position mode, each drawn by its own weights.
+
+    `views: paper` in a configuration is the paper's sampler, which is also the default; `quarter` its budgets by four.
+    """
 
     budgets: dict[Budget, float] = {256: 0.4, 512: 0.3, 1024: 0.2, 2048: 0.1}
-    """Budget -> weight."""
+    """Budget -> weight. Keys of the prefix that the continuation sees, per layer and head."""
+    policy: Annotated[dict[Policy, float], BeforeValidator(_weighed)] = {"attention_mass": 1.0}
+    """Policy, or policy -> weight."""
+    position_mode: Annotated[dict[PositionMode, float], BeforeValidator(_weighed)] = {"absolute": 1.0}
+    """Position mode, or mode -> weight."""
+    per_step: PositiveInt = 1
+    """Sparse views of every continuation (or block) in one step, each drawn anew."""
 
     @model_validator(mode="after")
     def _legal(self) -> "ViewsConfig":
-        if not self.budgets or min(self.budgets.values()) < 0 or sum(self.budgets.values()) <= 0:
-            raise ValueError(f"budgets = {self.budgets}: weights must be >= 0 and not all 0")
-        if self.policy == "oracle":
+        for name in ("budgets", "policy", "position_mode"):
+            check_weights(name, getattr(self, name))
+        if "oracle" in self.policy:
             raise ValueError("policy = oracle: training has no verifier beside it; use another policy for the views")
-        self.check(self.budgets)
+        self.check(self.policy, self.budgets)
         return self
+
+
+VIEW_PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "quarter": {"budgets": {64: 0.4, 128: 0.3, 256: 0.2, 512: 0.1}},
+}
+
+
+def _preset(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in VIEW_PRESETS:
+        raise ValueError(f"no preset of this name; legal: {', '.join(VIEW_PRESETS)}, or a section")
+    return VIEW_PRESETS[value]
+
+
+def check_weights(name: str, weights: Mapping[Any, float]) -> None:
+    if not weights or min(weights.values()) < 0 or sum(weights.values()) <= 0:
+        raise ValueError(f"{name} = {weights}: weights must be >= 0 and not all 0")
+
+
+class LossConfig(Section):
+    """Weights of the losses of one branch; they are added up. Cross-entropy alone is the paper's."""
+
+    ce: float = Field(default=1.0, ge=0)
+    """Cross-entropy to the verifier's greedy token."""
+    kl: float = Field(default=0.0, ge=0)
+    """KL(verifier || drafter) over the verifier's top-k."""
+    reverse_kl: float = Field(default=0.0, ge=0)
+    """KL(drafter || verifier) over the same ids."""
+    tv: float = Field(default=0.0, ge=0)
+    """Total variation: the probability that sampled decoding rejects the drafter's token."""
+    lk: float = Field(default=0.0, ge=0)
+    """Minus the log of the probability that sampled decoding accepts it."""
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> "LossConfig":
+        check_weights("loss", self.model_dump())
+        return self
+
+    @property
+    def needs_top_k(self) -> bool:
+        return bool(self.kl or self.reverse_kl or self.tv or self.lk)
+
+
+class ValidationConfig(Section):
+    """What is measured of held-out documents while training, by view; the best weights are kept by it."""
+
+    sequences: int = Field(default=4, ge=0)
+    """Forced sequences held out of training (and all else of their documents)."""
+    every: PositiveInt = 500
+    """Steps between validations."""
+    decode_tokens: int = Field(default=0, ge=0)
+    """Draft positions per held-out sequence that are measured by real decoding: the cache of the budget, read piece by
+    piece as at inference. 0: teacher-forced agreement alone."""
+    patience: int = Field(default=0, ge=0)
+    """Validations without a better mean over views after which training stops; 0: never."""
+    keep: Literal["last", "best"] = "last"
+    """Which weights become the drafter; the other ones are stored beside it."""
 
 
 class TrainingConfig(Section):
     """One training stage: L = L_A + lam * L_C from one prefix. `lam = 0` leaves L_A alone."""
 
+    seed: int = Field(default=0, ge=0)
+    """Another draw of sequences and views from the same targets, beside the study's seed."""
     steps: PositiveInt = 5000
     batch_size: PositiveInt = 1
+    """Sequences per forward and process."""
+    accumulate: PositiveInt = 1
+    """Forwards per optimizer step; losses are means over all their tokens."""
+    processes: PositiveInt = 1
+    """Processes that share a step, each with its own sequences, started by torchrun (gloo on CPU, nccl on GPUs)."""
     prefix_lengths: dict[PositiveInt, float] = {16128: 1.0}
     """Prefix length -> weight; one drawn per step."""
     continuation: PositiveInt = 256
-    """Tokens after the prefix, supervised by L_A and L_C."""
-    supervise: Literal["continuation", "all"] = "continuation"
-    """L_A on the continuation only (the paper), or on every position; `all` also lets gradients into the prefix."""
+    """Tokens after the prefix, supervised by L_A and L_C. With `supervise = dense`: tokens per block."""
+    supervise: Literal["continuation", "all", "dense"] = "continuation"
+    """`continuation`: both losses on the tokens after the prefix (the paper). `all`: L_A on every position. `dense`:
+    also L_C on every block of the sequence, each block with a sparse view of its own prefix, all in one pass."""
     detach_prefix: bool = True
     """L_C: keep gradients out of the kept prefix keys and values (the paper)."""
     lam: float = Field(default=0.5, ge=0)
-    views: ViewsConfig = ViewsConfig()
+    views: Annotated[ViewsConfig, BeforeValidator(_preset)] = ViewsConfig()
     mixture: MixtureConfig = MixtureConfig()
-    kl_weight: float = Field(default=0.0, ge=0, le=1)
-    """Share of KL on the verifier's top-k beside cross-entropy to its greedy token."""
+    loss_a: LossConfig = LossConfig()
+    loss_c: LossConfig = LossConfig()
     learning_rate: float = Field(default=1e-5, gt=0)
     head_scale: float = Field(default=1.0, gt=0)
     """Learning rate of the output head, relative."""
     weight_decay: float = Field(default=0.01, ge=0)
     clip: float = Field(default=1.0, gt=0)
     warmup: int = Field(default=150, ge=0)
-    validation: int = Field(default=4, ge=0)
-    """Sequences held out of training for the agreement that is logged by view."""
-    eval_every: PositiveInt = 500
-    """Steps between validations."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory for a third more time."""
+    validation: ValidationConfig = ValidationConfig()
     checkpoint_every: PositiveInt = 100
-    """Steps between resumable checkpoints."""
+    """Steps between resumable checkpoints. SIGTERM saves one too."""
 
     @model_validator(mode="after")
     def _legal(self) -> "TrainingConfig":
-        if not self.prefix_lengths or sum(self.prefix_lengths.values()) <= 0 or min(self.prefix_lengths.values()) < 0:
-            raise ValueError(f"prefix_lengths = {self.prefix_lengths}: weights must be >= 0 and not all 0")
+        check_weights("prefix_lengths", self.prefix_lengths)
         if self.lam and self.supervise == "continuation" and not self.detach_prefix:
             raise ValueError(
-                "detach_prefix = false needs supervise = all: the paper's scheme runs the prefix without gradients"
+                "detach_prefix = false needs supervise = all or dense: the paper's scheme runs the prefix without "
+                "gradients"
             )
+        if self.validation.patience and not self.validation.sequences:
+            raise ValueError(f"validation.patience = {self.validation.patience} needs validation.sequences >= 1")
+        if self.validation.keep == "best" and not self.validation.sequences:
+            raise ValueError("validation.keep = best needs validation.sequences >= 1")
         return self
 
     @property
@@ -219,9 +311,14 @@ class TrainingConfig(Section):
 
 
 class GridConfig(SparseConfig):
-    """The evaluation grid: methods x contexts x budgets x gammas, on the same prompts."""
+    """The evaluation grid: workloads x methods x contexts x policies x position modes x budgets x gammas, on the same
+    prompts."""
 
-    corpus: CorpusConfig = CorpusConfig(split="test")
+    corpus: Corpora = [CorpusConfig(split="test")]
+    """One corpus or several; each gives `prompts` documents."""
+    workloads: Annotated[list[Workload], BeforeValidator(_listed)] = ["greedy"]
+    """`greedy`: the verifier's greedy continuation of a prompt (the paper's). `replay`: along human text; at spaced
+    positions drafts are checked against the verifier's greedy choices, then the text goes on. Replay cannot loop."""
     methods: list[MethodName] = ["ar", "sd_full", "sd_sparse", "budgetdraft"]
     contexts: list[PositiveInt] = [3800, 8192, 16384]
     """Prompt lengths."""
@@ -229,6 +326,10 @@ class GridConfig(SparseConfig):
     """Keys the drafter may cache per layer and head; `full` (-1) is legal for `budgetdraft`."""
     budget_bytes: list[ByteSize] = []
     """Budgets stated as memory of the drafter's whole cache, block in flight included, such as 8MiB; become keys."""
+    policy: Annotated[list[Policy], BeforeValidator(_listed)] = ["attention_mass"]
+    """Policies by which a sparse cache is chosen."""
+    position_mode: Annotated[list[PositionMode], BeforeValidator(_listed)] = ["absolute"]
+    """Position modes of a sparse cache. A full cache is always absolute."""
     refresh: int = Field(default=0, ge=0)
     """Rounds after which a sparse cache is chosen anew from all tokens so far; 0: never."""
     gammas: list[PositiveInt] = [5]
@@ -239,24 +340,46 @@ class GridConfig(SparseConfig):
     confidence: float = Field(default=0.4, ge=0, le=1)
     """`gamma_mode = confidence`: the drafter's best probability below which it stops."""
     prompts: PositiveInt = 9
-    """Documents per context."""
+    """Documents per corpus and context."""
     new_tokens: PositiveInt = 256
+    """Tokens of a greedy continuation."""
+    replay_positions: PositiveInt = 32
+    """Positions per context and document at which a replay drafts."""
+    replay_stride: PositiveInt = 8
+    """Tokens of the document between them."""
+    far_window: PositiveInt | None = None
+    """Replay: also tells far-dependent tokens, whose greedy choice changes when the verifier sees its newest this many
+    tokens alone, and acceptance on them. Takes the verifier one forward of that length per position."""
     prefill_chunk: PositiveInt = 512
     """Tokens fed at once while reading a prompt with the full cache. A sparse drafter reads a quarter of its budget."""
 
     @model_validator(mode="after")
     def _legal(self) -> "GridConfig":
-        for name in ("methods", "contexts", "budgets", "gammas"):
+        for name in (*("corpus", "workloads", "methods", "contexts", "budgets", "policy", "position_mode", "gammas"),):
             values = getattr(self, name)
             empty = not values and not (name == "budgets" and self.budget_bytes)
-            if empty or len(set(values)) != len(values):
+            if empty or any(value in values[:i] for i, value in enumerate(values)):
                 raise ValueError(f"{name} = {values}: give at least one value, each once")
         if "ar" not in self.methods:
             raise ValueError(f"methods = {self.methods}: `ar` must be among them; speedups and exact_match need it")
-        self.check(self.budgets)
+        self.check(self.policy, self.budgets)
         if self.budgets == [FULL] and not self.budget_bytes and "sd_sparse" in self.methods:
             raise ValueError("budgets = [full]: `sd_sparse` needs at least one sparse budget")
+        if "replay" in self.workloads and self.methods == ["ar"]:
+            raise ValueError("methods = ['ar']: `replay` measures drafts; give a method that drafts")
+        if "replay" in self.workloads and (self.gamma_mode != "fixed" or self.refresh):
+            raise ValueError("workloads: `replay` needs gamma_mode = fixed and refresh = 0")
         return self
+
+    @property
+    def replay_tokens(self) -> int:
+        """Tokens of the document after a context that its replay reads, drafts included."""
+        return (self.replay_positions - 1) * self.replay_stride + max(self.gammas)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a document that the grid needs."""
+        return max(self.contexts) + (self.replay_tokens if "replay" in self.workloads else 0)
 
 
 class TrackingConfig(Section):
@@ -271,8 +394,8 @@ class Config(Section):
     runtime: RuntimeConfig = RuntimeConfig()
     verifier: ModelConfig = ModelConfig()
     drafter: DrafterConfig = DrafterConfig()
-    corpus: CorpusConfig = CorpusConfig()
-    """Documents for targets and training."""
+    corpus: Corpora = [CorpusConfig()]
+    """Documents for targets and training: one corpus or several, mixed."""
     targets: TargetsConfig = TargetsConfig()
     base: TrainingConfig | None = None
     """Trains a `sliced` drafter into the base drafter before the multi-view stage."""
@@ -297,17 +420,16 @@ class Config(Section):
         return self
 
     def _check_stage(self, name: str, stage: TrainingConfig) -> None:
-        if stage.validation >= self.targets.forced:
+        held_out = stage.validation.sequences
+        if held_out >= self.targets.forced:
             raise ValueError(
-                f"{name}.validation = {stage.validation} leaves nothing of "
+                f"{name}.validation.sequences = {held_out} leaves nothing of "
                 f"targets.forced = {self.targets.forced} to train on"
             )
         if stage.longest > self.targets.length:
             raise ValueError(
                 f"{name}: prefix + continuation = {stage.longest} is longer than targets.length = {self.targets.length}"
             )
-        if stage.kl_weight and not self.targets.top_k:
-            raise ValueError(f"{name}.kl_weight = {stage.kl_weight} needs targets.top_k >= 1")
         if stage.mixture.generated:
             have = self.targets.prompt_tokens + self.targets.new_tokens
             if not self.targets.generated:
@@ -322,19 +444,11 @@ class Config(Section):
 def load_config(path: str | Path, overrides: list[str] | None = None, *, limit: int | None = None) -> Config:
     """Read YAML, apply `key.sub=value` overrides (values are YAML) and `limit` (prompts per context), validate.
 
-    Relative corpus and model folders are resolved against the configuration file. Raises ConfigError in one line.
+    `extends: other.yaml` starts from another configuration: sections are merged, every other value replaced. Relative
+    corpus and model folders are resolved against the file that names them. Raises ConfigError in one line.
     """
     path = Path(path).expanduser().resolve()
-    try:
-        raw = yaml.safe_load(path.read_text()) or {}
-    except OSError as error:
-        raise ConfigError(f"configuration {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"configuration {path}: not UTF-8 text") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"configuration {path}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"configuration {path}: expected sections, found {type(raw).__name__}")
+    raw = _read(path, [])
     for override in overrides or []:
         _apply(raw, override)
     if limit is not None:
@@ -351,27 +465,76 @@ def load_config(path: str | Path, overrides: list[str] | None = None, *, limit: 
         raise ConfigError(_one_line(path, error)) from error
 
 
+def _read(path: Path, seen: list[Path]) -> dict[str, Any]:
+    """A configuration file over the one that it extends."""
+    if path in seen:
+        raise ConfigError(f"configuration {path}: extends itself by way of {seen[-1].name}")
+    try:
+        raw = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise ConfigError(f"configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"configuration {path}: not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"configuration {path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"configuration {path}: expected sections, found {type(raw).__name__}")
+    other = raw.pop("extends", None)
+    _resolve_paths(raw, path.parent)
+    if other is None:
+        return raw
+    if not isinstance(other, str):
+        raise ConfigError(f"configuration {path}: extends = {other!r}: give the name of a configuration file")
+    return _merged(_read((path.parent / Path(other).expanduser()).resolve(), [*seen, path]), raw)
+
+
+_WEIGHTS = frozenset({"budgets", "prefix_lengths", "mixture", "policy", "position_mode", "loss_a", "loss_c"})
+"""Settings whose mappings are one value: an overlay replaces them whole."""
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        inner = base.get(key)
+        whole = key in _WEIGHTS or not (isinstance(inner, dict) and isinstance(value, dict))
+        out[key] = value if whole else _merged(inner, value)  # pyright: ignore[reportArgumentType]
+    return out
+
+
 def _apply(raw: dict[str, Any], override: str) -> None:
     key, sign, text = override.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"override {override!r}: write it as section.field=value")
     *sections, last = key.strip().split(".")
-    node = raw
+    node: Any = raw
     for section in sections:
-        inner = node.get(section)
-        if inner is not None and not isinstance(inner, dict):
+        inner = _entry(node, section, override)
+        if inner is not None and not isinstance(inner, dict | list):
             raise ConfigError(f"override {override!r}: {section} is not a section")
-        node[section] = dict(inner or {})  # a copy: with YAML aliases other sections hold the same one
-        node = node[section]
+        copy = list(inner) if isinstance(inner, list) else dict(inner or {})  # with aliases others hold the same one
+        node[int(section) if isinstance(node, list) else section] = copy
+        node = copy
     try:
-        node[last] = yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: the value is not YAML") from error
+    _entry(node, last, override)
+    node[int(last) if isinstance(node, list) else last] = value
+
+
+def _entry(node: Any, key: str, override: str) -> Any:
+    """What a section has under a name, or a list at an index."""
+    if isinstance(node, dict):
+        return node.get(key)
+    if not key.isdecimal() or int(key) >= len(node):
+        raise ConfigError(f"override {override!r}: {key} is no entry of a list of {len(node)}")
+    return node[int(key)]
 
 
 def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
     grid = raw.get("grid")
-    for node in (raw.get("corpus"), grid.get("corpus") if isinstance(grid, dict) else None):
+    corpora = [*_listed(raw.get("corpus")), *_listed(grid.get("corpus") if isinstance(grid, dict) else None)]
+    for node in corpora:
         if isinstance(node, dict) and isinstance(node.get("path"), str):
             node["path"] = str((folder / Path(node["path"]).expanduser()).resolve())
     for node in (raw.get("verifier"), raw.get("drafter")):
@@ -400,6 +563,8 @@ def _one_line(path: Path, error: ValidationError) -> str:
 def _siblings(loc: tuple[int | str, ...]) -> str:
     model: Any = Config
     for part in loc[:-1]:
+        if isinstance(part, int):  # an entry of a list
+            continue
         field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
         if field is None:
             return "see the documentation"

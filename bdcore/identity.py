@@ -47,16 +47,28 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+_NO_PART_OF = {
+    "targets": ("training/", "evaluation/", "decoding/"),
+    "base": ("evaluation/", "decoding/"),
+    "training": ("evaluation/", "decoding/"),
+    "evaluation": ("training/",),
+}
+"""Code of `bdcore` that a stage's output does not come from. Statistics and export make no rows and no weights."""
+_NEVER = ("collapse/", "models/export.py")
+
+
 @cache
-def code_fingerprint() -> str:
-    """Hash of every source file of `bdcore`: a change of method gives new keys."""
+def code_fingerprint(stage: str | None = None) -> str:
+    """Hash of the source files of `bdcore` that a stage runs (None: of all): a change of method gives new keys."""
     root = Path(__file__).parent
-    return digest([(p.relative_to(root).as_posix(), file_digest(p)) for p in sorted(root.rglob("*.py"))])
+    left_out = () if stage is None else (*_NEVER, *_NO_PART_OF.get(stage, ()))
+    files = {p.relative_to(root).as_posix(): p for p in sorted(root.rglob("*.py"))}
+    return digest([(name, file_digest(p)) for name, p in files.items() if not name.startswith(left_out)])
 
 
 def stage_key(stage: str, config: Any, inputs: Mapping[str, str]) -> str:
     """Identity of a stage's output."""
-    return digest(stage, config, dict(inputs), code_fingerprint())
+    return digest(stage, config, dict(inputs), code_fingerprint(stage))
 
 
 @contextmanager

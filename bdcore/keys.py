@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bdcore.config import Config, ModelConfig
 from bdcore.documents import documents_key
-from bdcore.identity import stage_key
+from bdcore.identity import digest, stage_key
 from bdcore.models.loading import model_key
 from bdcore.preflight import Inputs
 from bdcore.runtime import Runtime
@@ -27,7 +27,9 @@ class Keys:
 def study_keys(config: Config, runtime: Runtime, inputs: Inputs) -> Keys:
     """What each stage's output will be called, before it exists."""
     verifier = model_key(config.verifier)
-    training, evaluation = documents_key(inputs.training), documents_key(inputs.evaluation)
+    evaluation = documents_key(inputs.evaluation)
+    # Prompts are drawn from the documents in the order in which corpora are listed.
+    training = digest(documents_key(inputs.training), [d.doc_id for d in inputs.training])
     common = {"seed": config.seed, "dtype": runtime.dtype, "device": runtime.device}
     targets = stage_key("targets", [config.targets, common], {"verifier": verifier, "corpus": training})
     sources = {"verifier": verifier, "targets": targets}

@@ -1,15 +1,21 @@
 """What can be known before any model is loaded: shapes, positions, corpora. Raises ConfigError in one line."""
 
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from bdcore.config import Config, ConfigError, CorpusConfig
+from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig
 from bdcore.documents import Document, build_prompts, check_corpus, load_documents
-from bdcore.evaluation.grid import cells
-from bdcore.kv.budget import FULL, keys_within
+from bdcore.evaluation.grid import GREEDY, REPLAY, cells
+from bdcore.evaluation.texts import texts_of
+from bdcore.kv.budget import keys_within
 from bdcore.models.loading import check_vocabulary, load_tokenizer
 from bdcore.models.shape import ModelShape, drafter_shape, verifier_shape
-from bdcore.runtime import Runtime, torch_dtype
+from bdcore.runtime import Runtime, seed_for, torch_dtype
+from bdcore.targets.prompts import distinct_prompts
 
 
 @dataclass(frozen=True)
@@ -19,13 +25,19 @@ class Inputs:
     verifier: ModelShape
     drafter: ModelShape
     training: list[Document]
-    evaluation: list[Document]
+    corpora: list[list[Document]]
+    """For evaluation: the documents of each corpus of the grid."""
+
+    @property
+    def evaluation(self) -> list[Document]:
+        return [document for documents in self.corpora for document in documents]
 
 
 def check(config: Config) -> tuple[ModelShape, ModelShape]:
     """Models and corpora exist and fit together. Returns the shapes of verifier and drafter."""
-    _check_corpus("corpus", config.corpus)
-    _check_corpus("grid.corpus", config.grid.corpus)
+    for field, corpora in (("corpus", config.corpus), ("grid.corpus", config.grid.corpus)):
+        for corpus in corpora:
+            _check_corpus(field, corpus)
     verifier = verifier_shape(config.verifier)
     drafter = drafter_shape(config.drafter, verifier)
     _check_positions(config, verifier, drafter)
@@ -60,34 +72,42 @@ def with_budgets(config: Config, runtime: Runtime) -> Config:
 def inputs(config: Config) -> Inputs:
     """Everything `check` knows, and the documents, of which there must be enough that are long enough."""
     verifier, drafter = check(config)
-    training = _documents("corpus", config.corpus)
-    evaluation = _documents("grid.corpus", config.grid.corpus)
+    training = [d for corpus in config.corpus for d in _documents("corpus", corpus)]
+    found = Inputs(verifier, drafter, training, [_documents("grid.corpus", corpus) for corpus in config.grid.corpus])
     _check_lengths("targets.length", config.targets.length, config.targets.forced, training)
     _check_lengths("targets.prompt_tokens", config.targets.prompt_tokens, config.targets.generated, training)
-    _check_lengths("grid.contexts", max(config.grid.contexts), config.grid.prompts, evaluation)
-    shared = {d.doc_id for d in training} & {d.doc_id for d in evaluation}
+    for documents in found.corpora:
+        _check_lengths(_longest(config.grid), config.grid.longest, config.grid.prompts, documents)
+    names = Counter(d.doc_id for d in found.evaluation)
+    twice = sorted(name for name, count in names.items() if count > 1)
+    if twice:
+        raise ConfigError(
+            f"grid.corpus: {len(twice)} documents are in two of its corpora (such as {twice[0]}); give each its own"
+        )
+    shared = {d.doc_id for d in training} & names.keys()
     if shared:
         raise ConfigError(
             f"grid.corpus: {len(shared)} of its documents are training documents too (such as {sorted(shared)[0]}); "
             "use another split or another corpus"
         )
-    return Inputs(verifier, drafter, training, evaluation)
+    return found
 
 
 def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
     """What takes the verifier's tokenizer to know: long enough documents, and that a pretrained drafter shares it."""
     targets, grid = config.targets, config.grid
-    wanted = (
-        ("targets.length", found.training, targets.length, targets.forced),
-        ("targets.prompt_tokens", found.training, targets.prompt_tokens, targets.generated),
-        ("grid.contexts", found.evaluation, max(grid.contexts), grid.prompts),
-    )
-    for field, documents, length, count in wanted:
+    for field, mode, length, count in (
+        ("targets.length", "forced", targets.length, targets.forced),
+        ("targets.prompt_tokens", "generated", targets.prompt_tokens, targets.generated),
+    ):
         if count:
-            try:
-                build_prompts(documents, tokenizer, length=length, count=count, seed=config.seed)
-            except ConfigError as error:
-                raise ConfigError(f"{field} = {length}: {error}") from error
+            with _named(f"{field} = {length}"):
+                seed = seed_for(config.seed, mode)
+                distinct_prompts(found.training, tokenizer, length=length, count=count, seed=seed)
+    for documents in found.corpora:
+        with _named(f"{_longest(grid)} = {grid.longest}"):
+            texts = texts_of(grid, documents)
+            build_prompts(texts, tokenizer, length=grid.longest, count=grid.prompts, seed=config.seed)
     if config.drafter.kind == "pretrained":
         check_vocabulary(tokenizer, load_tokenizer(config.drafter.source, config.drafter.revision))
         if found.drafter.vocab < len(tokenizer):
@@ -95,6 +115,19 @@ def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
                 f"drafter.source = {config.drafter.source}: its {found.drafter.vocab} ids do not cover the "
                 f"verifier's {len(tokenizer)}; use a drafter of the same vocabulary"
             )
+
+
+@contextmanager
+def _named(where: str) -> Generator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _longest(grid: GridConfig) -> str:
+    """What `grid.longest` is made of."""
+    return "grid.contexts and the replay after them" if REPLAY in grid.workloads else "grid.contexts"
 
 
 def _check_corpus(field: str, corpus: CorpusConfig) -> None:
@@ -127,11 +160,11 @@ def _check_lengths(field: str, length: int, count: int, documents: list[Document
 
 
 def _check_positions(config: Config, verifier: ModelShape, drafter: ModelShape) -> None:
-    grid, most = config.grid, config.grid.new_tokens
-    for context in grid.contexts:
+    after = _after(config.grid)
+    for context, (field, most) in product(config.grid.contexts, after.items()):
         if context + most > verifier.positions:
             raise ConfigError(
-                f"grid.contexts = {context}: with grid.new_tokens = {most} it exceeds the verifier's "
+                f"grid.contexts = {context}: with {field} = {most} it exceeds the verifier's "
                 f"{verifier.positions} positions; the longest legal context is {verifier.positions - most}"
             )
     if config.targets.length > verifier.positions:
@@ -148,10 +181,15 @@ def _check_positions(config: Config, verifier: ModelShape, drafter: ModelShape) 
         _check_drafter_positions(config, drafter)
 
 
+def _after(grid: GridConfig) -> dict[str, int]:
+    """Tokens after a context, by the setting that asks for them."""
+    asked = {GREEDY: ("grid.new_tokens", grid.new_tokens), REPLAY: ("the replay's tokens", grid.replay_tokens)}
+    return dict(asked[workload] for workload in grid.workloads)
+
+
 def _check_drafter_positions(config: Config, drafter: ModelShape) -> None:
-    grid, longest = config.grid, max(config.grid.contexts) + config.grid.new_tokens
-    # Keys of a full cache stand at their own positions in both modes.
-    unbounded = grid.position_mode == "absolute" or any(c.drafter and c.budget == FULL for c in cells(grid))
+    grid, longest = config.grid, max(config.grid.contexts) + max(_after(config.grid).values())
+    unbounded = any(c.drafter and c.position_mode == "absolute" for c in cells(grid))
     if longest > drafter.positions and unbounded:
         raise ConfigError(
             f"grid.contexts = {max(grid.contexts)}: beyond the drafter's {drafter.positions} positions; use a "

@@ -68,6 +68,9 @@ SAMPLES = pa.schema(
         pa.field("accepted", pa.int32()),
         pa.field("accepted_at", _TOKENS),  # [i] = rounds in which draft position i was accepted
         pa.field("drafted_at", _TOKENS),  # [i] = rounds in which draft position i was drafted
+        pa.field("far_window", pa.int32()),  # replay: the verifier's newest tokens, which far-dependent ones look past
+        pa.field("far_rounds", pa.int32()),  # rounds whose first token is far-dependent
+        pa.field("far_accepted", pa.int32()),  # of these, with the first draft accepted
         pa.field("prefill_s", pa.float64()),
         pa.field("draft_prefill_s", pa.float64()),
         pa.field("draft_s", pa.float64()),
@@ -157,7 +160,9 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema,
     """Validate, then write one zstd Parquet file atomically. Returns the number of rows."""
     table = to_table(list(rows), schema)
     with atomic_path(path) as partial:
-        pq.write_table(table, partial, compression="zstd", row_group_size=row_group_size)
+        # Lists of ids hardly repeat: a dictionary of them would only cost size and time.
+        names: Any = [field.name for field in schema if pa.types.is_string(field.type)]
+        pq.write_table(table, partial, compression="zstd", row_group_size=row_group_size, use_dictionary=names)
     return table.num_rows
 
 

@@ -71,6 +71,8 @@ def _prefect_settings(workspace: Workspace) -> None:
 
 
 STAGES = ("pipeline", "targets", "training", "evaluation", "reporting")
+ROLES = ("trained", "base")
+DTYPES = ("float32", "bfloat16")
 
 
 @app.command()
@@ -268,6 +270,84 @@ def query(
 def report(config: ConfigArgument, overrides: SetOption = [], limit: LimitOption = None) -> None:  # noqa: B006
     """Make the report of what has been measured so far, whole or in part."""
     run(config, overrides, limit, stage="reporting")
+
+
+@app.command()
+def export(
+    config: ConfigArgument,
+    to: Annotated[Path, typer.Option(help="Folder to write; new or empty")],
+    overrides: SetOption = [],  # noqa: B006
+    role: Annotated[str, typer.Option(help="`trained`, or `base`: the drafter before the sparse views")] = "trained",
+    dtype: Annotated[str, typer.Option(help="Of the weights: `float32`, or `bfloat16` at half the size")] = "float32",
+) -> None:
+    """Write a trained drafter as a plain Hugging Face folder with a model card.
+
+    `AutoModelForCausalLM.from_pretrained(DIR)` loads it. It drafts in
+    `verifier.generate(..., assistant_model=drafter)` of transformers, and in
+    `budgetdraft generate --drafter DIR --budget 256`, with a budget.
+
+    Its README.md says how it was trained and what was measured with it;
+    drafter.json keeps the ids of a pruned head.
+
+    Example: budgetdraft export configs/quick.yaml --to my-drafter
+    """
+    with one_line_errors():
+        for name, value, legal in (("role", role, ROLES), ("dtype", dtype, DTYPES)):
+            if value not in legal:
+                raise ConfigError(f"--{name} {value}: one of {', '.join(legal)}")
+        from flows.exporting import export_folder
+
+        out = export_folder(config, overrides, to=to, role=role, dtype=dtype)
+        console.print(f"{role} drafter, {dtype}: {out}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"model card: {out / 'README.md'}", highlight=False, soft_wrap=True, markup=False)
+
+
+@app.command()
+def envelope(
+    out: Annotated[Path, typer.Option(help="Folder for the tables and figures; files of the same names are replaced")],
+    workspace: Annotated[
+        Path | None, typer.Option(help="Workspace to read (default: BUDGETDRAFT_HOME, else that of the checkout)")
+    ] = None,
+    against: Annotated[
+        list[str],
+        typer.Option(help="Compare each drafter with this one only, such as `base`; may be repeated (default: all)"),
+    ] = [],  # noqa: B006
+    drafter: Annotated[
+        str | None, typer.Option(help="Judge this drafter against the better of the references, cell by cell")
+    ] = None,
+    reference: Annotated[
+        list[str], typer.Option(help="A drafter that --drafter is judged against; may be repeated")
+    ] = [],  # noqa: B006
+) -> None:
+    """Compare the drafters of all studies in a workspace: tables (CSV) and figures (SVG) over context and budget.
+
+    A trained drafter is called by its study, the untrained one `base`,
+    prompt lookup `ngram`. Where a name stands for several drafters, `@` and
+    the start of a run's key follow. Intervals: 95 %, bootstrap over documents.
+
+    envelope.csv: acceptance, speedup and repetition of every drafter in every
+    cell (budget -1 is the full cache).
+
+    compare.csv: difference in acceptance of two drafters on the same
+    documents.
+
+    retention.csv: acceptance at each context, relative to the shortest one,
+    on the same documents.
+
+    upper_envelope.csv, with --drafter and --reference: is the drafter at
+    least as good as the better of the references, within the intervals?
+
+    Example: budgetdraft envelope --out out --drafter multi --reference base
+    """
+    with one_line_errors():
+        if (drafter is None) != (not reference):
+            raise ConfigError("--drafter and --reference go together: name one drafter and at least one reference")
+        from reports.across import write_envelope
+
+        root = workspace.expanduser().resolve() if workspace else default_root()
+        judged = (drafter, reference) if drafter else None
+        for path in write_envelope(root, out.expanduser().resolve(), against=against, judged=judged):
+            console.print(str(path), highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -2,8 +2,9 @@
 
 from prefect import flow
 
-from bdcore.study import study_for
-from tasks.evaluation import GridInputs, finish_grid, measure_context
+from bdcore.evaluation.grid import GREEDY, REPLAY
+from bdcore.study import Study, study_for
+from tasks.evaluation import GridInputs, GridSlice, finish_grid, measure_context, measure_replay
 from tasks.progress import ArtifactRef
 from tasks.recording import record_grid
 from tasks.targets import generate_targets, prepare_verifier
@@ -29,13 +30,19 @@ def evaluation(
         base = make_base(study, verifier, made)
         trained = train_drafter(study, verifier, base, made)
         found = GridInputs(verifier, made, base, trained)
-        slices = [measure_context(study, found, context) for context in study.config.grid.contexts]
+        slices = _measured(study, found)
         rows = finish_grid(study, slices)
         failed = sum(piece.failed for piece in slices)
         record_grid(connect(study, parent=mlflow_parent), study, parent=mlflow_parent, failed=failed)
         if failed:
             raise FailedCells(f"{failed} of {rows.rows} samples failed; `budgetdraft report {config}` lists them")
         return rows
+
+
+def _measured(study: Study, found: GridInputs) -> list[GridSlice]:
+    grid = study.config.grid
+    slices = [measure_context(study, found, context) for context in grid.contexts if GREEDY in grid.workloads]
+    return [*slices, measure_replay(study, found)] if REPLAY in grid.workloads else slices
 
 
 if __name__ == "__main__":

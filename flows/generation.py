@@ -56,8 +56,9 @@ def generate_text(
         dtype = torch_dtype(runtime.grid_dtype)
         verifier = load_model(source, dtype=dtype, device=runtime.device, revision=study.config.verifier.revision)
         proposer = _load(folder, study, dtype) if folder else None
-    plan = cache_plan(study.config, budget=cached, position_mode=grid.position_mode)
-    observe = grid.window if proposer and grid.policy == "oracle" else 0
+    policy = grid.policy[0]  # a study may list several
+    plan = cache_plan(study.config, budget=cached, policy=policy, position_mode=grid.position_mode[0])
+    observe = grid.window if proposer and policy == "oracle" else 0
     start = prefill(verifier, ids, new_tokens=new_tokens, gamma=length.gamma, chunk=grid.prefill_chunk, observe=observe)
     how: dict[str, Any] = {
         "new_tokens": new_tokens,
@@ -85,7 +86,7 @@ def _budget(study: Study, text: str, gamma: int) -> int:
         grid = grid.model_copy(update={"budgets": [FULL], "budget_bytes": [size], "gammas": [gamma]})
         return with_budgets(study.config.model_copy(update={"grid": grid}), study.runtime).grid.budgets[-1]
     cached = parse_budget(text)
-    grid.check([cached])
+    grid.check(grid.policy, [cached])
     return cached
 
 

@@ -1,11 +1,13 @@
 """`budgetdraft plan`: what a study would run, counted and costed before anything runs."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 
-from bdcore.config import Config, ConfigError, TrainingConfig
-from bdcore.evaluation.grid import cells
+from bdcore.config import Config, ConfigError, GridConfig, TrainingConfig
+from bdcore.evaluation.grid import GREEDY, REPLAY, Cell, cells
+from bdcore.evaluation.replay import all_positions
 from bdcore.identity import read_manifest
 from bdcore.keys import Keys, study_keys
 from bdcore.kv.budget import FULL
@@ -43,7 +45,7 @@ def _keys(config: Config, runtime: Runtime) -> Keys | ConfigError:
     try:
         return study_keys(config, runtime, inputs(config))
     except ConfigError as error:
-        if config.corpus.path or config.corpus.source == "stdlib":
+        if all(corpus.path or corpus.source == "stdlib" for corpus in (*config.corpus, *config.grid.corpus)):
             raise
         return error
 
@@ -60,7 +62,7 @@ def _stages(config: Config, keys: Keys | ConfigError, workspace: Workspace) -> I
         f"= {tokens:,} tokens",
         "base": _training(config.base) if config.base else "as it is, no training",
         "trained": _training(config.training),
-        "run": f"{len(cells(config.grid))} cells x {config.grid.prompts} prompts",
+        "run": f"{len(cells(config.grid))} cells x {_documents(config.grid)} documents",
     }
     yield "stages (key, state, what)"
     for stage, text in what.items():
@@ -84,24 +86,48 @@ def _state(stage: str, key: str, workspace: Workspace) -> str:
 def _training(stage: TrainingConfig) -> str:
     budgets = ", ".join("full" if b == FULL else str(b) for b in stage.views.budgets) if stage.lam else "none"
     lengths = ", ".join(f"{p}+{stage.continuation}" for p in stage.prefix_lengths)
-    return f"{stage.steps} steps x {stage.batch_size}, tokens {lengths}, lambda {stage.lam:g}, sparse budgets {budgets}"
+    return (
+        f"{stage.steps} steps x {_sequences(stage)}, tokens {lengths}, lambda {stage.lam:g}, sparse budgets {budgets}"
+    )
+
+
+def _documents(grid: GridConfig) -> int:
+    return grid.prompts * len(grid.corpus)
 
 
 def _grid(config: Config) -> Iterator[str]:
-    every = cells(config.grid)
-    yield f"grid: {len(every)} cells, {len(every) * config.grid.prompts} samples of {config.grid.new_tokens} tokens"
-    for context in config.grid.contexts:
-        here = [c for c in every if c.context == context]
-        names = ", ".join(
-            f"{c.method}" + ("" if not c.gamma else f"[B={'full' if c.budget == FULL else c.budget} gamma={c.gamma}]")
-            for c in here
-        )
-        yield f"  context {context}: {names}"
+    grid, every = config.grid, cells(config.grid)
+    spans = {
+        GREEDY: f"{grid.new_tokens} tokens",
+        REPLAY: f"{grid.replay_positions} replayed positions, {grid.replay_stride} tokens apart",
+    }
+    each = " or ".join(spans[workload] for workload in grid.workloads)
+    yield f"grid: {len(every)} cells, {len(every) * _documents(grid)} samples of {each}"
+    yield f"  contexts {', '.join(map(str, grid.contexts))}; at each, in cells:"
+    for workload, method in product((GREEDY, REPLAY), grid.methods):
+        here = [c for c in every if (c.context, c.workload, c.method) == (grid.contexts[0], workload, method)]
+        if here:
+            yield f"  {workload:6} {method:11} {len(here):3}  {_axes(here)}".rstrip()
+
+
+def _axes(cells: list[Cell]) -> str:
+    """What the cells of a method differ in."""
+    axes = {
+        "B": [_budget(cell.budget) for cell in cells if cell.drafter],
+        "policy": [cell.policy for cell in cells if cell.budget != FULL],
+        "positions": [cell.position_mode for cell in cells if cell.budget != FULL],
+        "gamma": [str(cell.gamma) for cell in cells if cell.gamma],
+    }
+    return " ".join(f"{name} {','.join(dict.fromkeys(values))}" for name, values in axes.items() if values)
+
+
+def _budget(budget: int) -> str:
+    return "full" if budget == FULL else str(budget)
 
 
 def _costs(config: Config, runtime: Runtime, verifier: ModelShape, drafter: ModelShape) -> Iterator[str]:
     size = 4 if runtime.grid_dtype == "float32" else 2
-    longest = max(config.grid.contexts) + config.grid.new_tokens
+    longest = _longest(config.grid)
     training = 16 * (drafter.body_parameters + drafter.head_parameters) + 4 * drafter.hidden * drafter.vocab
     measuring = size * (verifier.parameters + 2 * drafter.parameters) + verifier.kv_bytes(longest, size)
     yield "estimated memory"
@@ -109,8 +135,7 @@ def _costs(config: Config, runtime: Runtime, verifier: ModelShape, drafter: Mode
     yield f"  evaluation {_gib(measuring)} of weights and the verifier's cache at {longest} tokens"
     for budget in dict.fromkeys(c.budget for c in cells(config.grid) if c.drafter):
         kept = longest if budget == FULL else budget
-        name = "full" if budget == FULL else str(budget)
-        yield f"  drafter's cache at B = {name}: {drafter.kv_bytes(kept, size) / 2**20:,.2f} MiB"
+        yield f"  drafter's cache at B = {_budget(budget)}: {drafter.kv_bytes(kept, size) / 2**20:,.2f} MiB"
     seconds = _seconds(config, runtime, verifier, drafter)
     yield "estimated time (an order of magnitude from typical rates; progress shows the real one)"
     for stage, value in seconds.items():
@@ -127,18 +152,43 @@ def _seconds(config: Config, runtime: Runtime, verifier: ModelShape, drafter: Mo
     # A backward costs twice a forward; L_C repeats the continuation.
     stages = [stage for stage in (config.base, config.training) if stage]
     learning = sum(
-        3 * s.steps * s.batch_size * drafter.flops(_mean(s.prefix_lengths) + s.continuation * (2 if s.lam else 1), 512)
+        3 * s.steps * _sequences(s) * drafter.flops(_mean(s.prefix_lengths) + s.continuation * (2 if s.lam else 1), 512)
         for s in stages
     )
     size = 4 if runtime.grid_dtype == "float32" else 2
     step = size * verifier.parameters / bandwidth
-    prefill = sum(verifier.flops(c, c // 2) for c in grid.contexts) / flops
-    decoding = len(cells(grid)) * grid.new_tokens * step
+    prefill = sum(verifier.flops(c, c // 2) for c in grid.contexts) / flops if GREEDY in grid.workloads else 0
+    decoding = sum(c.workload == GREEDY for c in cells(grid)) * grid.new_tokens * step
     return {
         "targets": (forced + generated) / flops,
         "training": learning / flops,
-        "evaluation": grid.prompts * (prefill + decoding),
+        "evaluation": _documents(grid) * (prefill + decoding + _replay_seconds(grid, verifier, drafter, flops, step)),
     }
+
+
+def _replay_seconds(grid: GridConfig, verifier: ModelShape, drafter: ModelShape, flops: float, step: float) -> float:
+    """One document: read once by the verifier and by every drafter's cache, then drafts and a verify per position."""
+    if REPLAY not in grid.workloads:
+        return 0.0
+    caches = {
+        (c.method, c.budget, c.policy, c.position_mode) for c in cells(grid) if c.workload == REPLAY and c.drafter
+    }
+    positions, length = len(all_positions(grid)), grid.longest
+    windows = positions * verifier.flops(grid.far_window, grid.far_window // 2) if grid.far_window else 0.0
+    reading = verifier.flops(length, length // 2) + len(caches) * drafter.flops(length, length // 2)
+    # Reading on, then verifying; drafts mostly end at the first that is rejected.
+    steps = 2 + len(caches) * (2 + max(grid.gammas) / 2) * drafter.parameters / verifier.parameters
+    return (reading + windows) / flops + positions * steps * step
+
+
+def _longest(grid: GridConfig) -> int:
+    """Most tokens in the verifier's cache."""
+    return max(grid.longest, max(grid.contexts) + (grid.new_tokens if GREEDY in grid.workloads else 0))
+
+
+def _sequences(stage: TrainingConfig) -> int:
+    """Sequences per step."""
+    return stage.batch_size * stage.accumulate * stage.processes
 
 
 def _mean(weights: dict[int, float]) -> int:

@@ -31,6 +31,11 @@ DEFINITIONS = (
     + f"Fewer than {MIN_PROMPTS} prompts give no verdict.",
     "No effect of the budget: one value of acceptance lies in the intervals of all budgets at that context and gamma.",
     "Degenerate: the output repeats itself (loop flag of the sample). Sound: the others.",
+    "Workloads. `greedy`: the verifier's own greedy continuation of a prompt. `replay`: along human text; at spaced "
+    + "positions drafts are checked against the verifier's greedy choices, then the text goes on. A replay is not "
+    + "timed, and its tokens per round are what a round at such a position would give.",
+    "Far-dependent: the verifier's greedy token is another one when it sees its newest tokens alone (as many as "
+    + "`far_window`). Its acceptance is that of the first draft.",
     "Exact k/n: of n compared outputs, k equal the verifier's own token for token. "
     + "Budget full (-1 in the tables): all keys kept. `-`: undefined or not recorded.",
 )
@@ -40,7 +45,7 @@ SELECT * FROM frontier WHERE run_key = ? ORDER BY corpus, workload, temperature,
 """
 
 _FAILED = """
-SELECT method, drafter_name, corpus, workload, context, budget, gamma, doc_id, error
+SELECT method, drafter_name, corpus, workload, context, budget, policy, position_mode, gamma, doc_id, error
 FROM samples WHERE run_key = ? AND status <> 'ok' ORDER BY ALL
 """
 
@@ -62,7 +67,7 @@ _MISSING = """
 WITH mine AS (SELECT * FROM samples WHERE run_key = ?),
 prompts AS (SELECT DISTINCT corpus, workload, context, doc_id FROM mine),
 series AS (SELECT DISTINCT corpus, workload, method, drafter_name, policy, position_mode, budget, gamma FROM mine)
-SELECT s.method, s.corpus, s.workload, p.context, s.budget, s.gamma, count(*) AS missing
+SELECT s.method, s.corpus, s.workload, p.context, s.budget, s.policy, s.position_mode, s.gamma, count(*) AS missing
 FROM series s JOIN prompts p USING (corpus, workload)
 WHERE NOT EXISTS (SELECT 1 FROM mine m WHERE m.doc_id = p.doc_id AND m.context = p.context AND m.corpus = s.corpus
   AND m.workload = s.workload AND m.method = s.method AND m.budget = s.budget AND m.gamma = s.gamma
@@ -82,6 +87,8 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "study": str(facts.get("study") or "study"),
         "run_key": run_key,
         "cells": cells,
+        "written": [c for c in cells if c.row["workload"] != "replay"],
+        "far": [c for c in cells if c.row["far_rounds"] is not None],
         "headlines": headlines(collapses),
         "collapses": collapses,
         "effects": effects,
@@ -93,7 +100,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "drawings": all_figures(cells, facts.get("training") or {}),
         "phases": list(PHASES.values()),
         "phase_columns": [(f"{phase} (%)", True) for phase in PHASES.values()],
-        "phase_rows": _phase_rows(cells),
+        "phase_rows": _phase_rows(c for c in cells if c.row["workload"] != "replay"),
         "definitions": DEFINITIONS,
         "facts": fact_tables(facts),
     }
@@ -133,7 +140,8 @@ def _notes(
         differ = checked - exact
         why = f" {ties} of the {differ} that differ do so at a near-tie of rounding." if differ else ""
         notes.append(f"{exact} of {checked} checked outputs are token for token those of the verifier alone.{why}")
-    rows, looping = sum(r["n"] for r in drafting), sum(r["degenerate"] for r in drafting)
+    written = [r for r in drafting if r["workload"] != "replay"]
+    rows, looping = sum(r["n"] for r in written), sum(r["degenerate"] for r in written)
     if looping:
         sound = collapse_boundaries(c.cell(sound=True) for c in cells)
         changed = sum(one.status != other.status for one, other in zip(collapses, sound, strict=True))

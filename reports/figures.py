@@ -1,5 +1,6 @@
 """The figures of a report, from measured cells. Cells are only ever drawn beside cells of the same draft length."""
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
 MAX_PANELS = 6
 MAX_POINTS = 400
+LABEL_WIDTH = 34
+"""Characters per line of a label."""
 
 
 def all_figures(cells: Sequence[Measured], training: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Drawing]:
@@ -120,6 +123,11 @@ def _budget(budget: int) -> str:
     return "full" if budget < 0 else str(budget)
 
 
+def _wrapped(text: str) -> str:
+    """Lines that fit above a small panel or beside it."""
+    return "\n".join(textwrap.wrap(text, LABEL_WIDTH))
+
+
 def _looks(cells: Sequence[Measured]) -> dict[tuple[str, int], dict[str, Any]]:
     """Colour by method, dash and marker by budget: a line is known by more than its colour."""
     names = sorted({c.name for c in cells})
@@ -130,7 +138,7 @@ def _looks(cells: Sequence[Measured]) -> dict[tuple[str, int], dict[str, Any]]:
             "color": PALETTE[names.index(name) % len(PALETTE)],
             "linestyle": DASHES[budgets.index(budget) % len(DASHES)],
             "marker": MARKERS[budgets.index(budget) % len(MARKERS)],
-            "label": f"{name}, {'full cache' if budget < 0 else f'budget {budget}'}",
+            "label": _wrapped(f"{name}, {'full cache' if budget < 0 else f'budget {budget}'}"),
         }
         for name, budget in keys
     }
@@ -168,7 +176,7 @@ def _grid(count: int) -> tuple[Figure, list[Axes]]:
     columns = min(count, 3)
     rows = -(-count // columns)
     width = {1: 5.4, 2: 4.1, 3: 3.3}[columns]
-    figure = Figure(figsize=(width * columns + 2.0, 3.2 * rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(width * columns + 2.6, 3.2 * rows + 0.4), layout="constrained")
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
     for unused in axes[count:]:
         unused.set_axis_off()
@@ -191,14 +199,17 @@ def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
     columns = min(len(keys), 3)
     rows = -(-len(keys) // columns)
     budgets = max(len({c.row["budget"] for c in drawn if (c.scene, c.name) == key}) for key in keys)
-    figure = Figure(figsize=(3.3 * columns + 0.8, (0.5 * budgets + 1.2) * rows + 0.3), layout="constrained")
+    titles = [
+        _wrapped(", ".join(part for part in (name, scene, f"gamma {smallest[scene]}") if part)) for scene, name in keys
+    ]
+    height = 0.5 * budgets + 1.0 + 0.2 * max(title.count("\n") + 1 for title in titles)
+    figure = Figure(figsize=(3.3 * columns + 0.8, height * rows + 0.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     told = []
-    for ax, (scene, name) in zip(axes, keys, strict=False):
+    for ax, (scene, name), title in zip(axes, keys, titles, strict=False):
         group = [c for c in drawn if (c.scene, c.name) == (scene, name)]
         _heat(ax, group)
-        gamma = f"gamma {smallest[scene]}"
-        ax.set_title(", ".join(part for part in (name, scene, gamma) if part))
+        ax.set_title(title)
         told += [f"{name}, {c.row['context']} x {_budget(c.row['budget'])}: {c.acceptance.value:.0%}" for c in group]
     for unused in axes[len(keys) :]:
         unused.set_axis_off()
@@ -240,7 +251,9 @@ def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
     contexts = sorted({c.row["context"] for c in timed})
     contexts = [contexts[0], contexts[-1]] if len(contexts) > 1 else contexts
     bars = max(sum(c.row["context"] == context for c in timed) for context in contexts)
-    figure = Figure(figsize=(3.6 * len(contexts) + 1.6, 0.34 * bars + 1.5), layout="constrained")
+    lines = 1 + max(_bar(c).count("\n") for c in timed)
+    size = (3.6 * len(contexts) + 1.6, (0.18 + 0.16 * lines) * bars + 1.5)
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, len(contexts), squeeze=False).ravel().tolist()
     told = []
     for ax, context in zip(axes, contexts, strict=True):
@@ -259,8 +272,12 @@ def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
     )
 
 
+def _bar(cell: Measured) -> str:
+    return cell.name if cell.row["gamma"] == 0 else _wrapped(f"{cell.name}, {_budget(cell.row['budget'])}")
+
+
 def _bars(ax: Axes, cells: Sequence[Measured]) -> list[str]:
-    names = [c.name if c.row["gamma"] == 0 else f"{c.name}, {_budget(c.row['budget'])}" for c in cells]
+    names = [_bar(c) for c in cells]
     seconds = np.array([[c.row[phase] or 0.0 for phase in PHASES] for c in cells])
     shares = seconds / seconds.sum(axis=1, keepdims=True)
     left = np.zeros(len(cells))
@@ -276,7 +293,8 @@ def _bars(ax: Axes, cells: Sequence[Measured]) -> list[str]:
     parts = [
         ", ".join(f"{label} {share:.0%}" for label, share in zip(PHASES.values(), row, strict=True)) for row in shares
     ]
-    return [f"{cells[0].row['context']} tokens, {name}: {part}" for name, part in zip(names, parts, strict=True)]
+    plain = [name.replace("\n", " ") for name in names]
+    return [f"{cells[0].row['context']} tokens, {name}: {part}" for name, part in zip(plain, parts, strict=True)]
 
 
 def training_loss(training: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawing | None:

@@ -13,8 +13,9 @@ from reports.tables import CELL_KEYS, records
 _BY_PROMPT = f"""
 SELECT {", ".join(CELL_KEYS)}, doc_id,
   sum(accepted) AS accepted, sum(drafted) AS drafted,
-  sum(accepted) FILTER (WHERE NOT degenerate) AS sound_accepted,
-  sum(drafted) FILTER (WHERE NOT degenerate) AS sound_drafted,
+  sum(accepted) FILTER (WHERE workload = 'replay' OR NOT degenerate) AS sound_accepted,
+  sum(drafted) FILTER (WHERE workload = 'replay' OR NOT degenerate) AS sound_drafted,
+  sum(far_accepted) AS far_accepted, sum(far_rounds) AS far_rounds,
   sum(ar_decode_s) FILTER (WHERE decode_s IS NOT NULL) AS ar_decode_s,
   sum(decode_s) FILTER (WHERE ar_decode_s IS NOT NULL) AS decode_s,
   sum(ar_wall_s) FILTER (WHERE wall_s IS NOT NULL) AS ar_wall_s,
@@ -25,6 +26,10 @@ FROM samples WHERE run_key = ? AND status = 'ok' GROUP BY ALL ORDER BY ALL
 # What may differ between two cells besides method, context, budget and gamma. Shown only where it does differ.
 _SCENE = ("corpus", "workload", "temperature")
 _VARIANT = ("drafter_name", "policy", "position_mode", "gamma_mode", "refresh")
+# Their values need no name.
+_TELLING = ("corpus", "workload", "policy", "position_mode")
+# A full cache drops no keys: these say nothing of it.
+_SPARSE_ONLY = ("policy", "position_mode", "refresh")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,9 @@ class Measured:
     """How the method was set up: drafter, policy, positions, draft length mode, as far as they vary."""
     acceptance: Estimate
     sound_acceptance: Estimate
-    """Without degenerate samples."""
+    """Without degenerate samples; a replay has none."""
+    far_acceptance: Estimate
+    """Of first drafts, at far-dependent positions of a replay."""
     decode_speedup: Estimate
     end_to_end_speedup: Estimate
 
@@ -83,6 +90,7 @@ def _measured(row: Mapping[str, Any], scene: str, variant: str, prompts: Sequenc
         variant,
         ratio("accepted", "drafted"),
         ratio("sound_accepted", "sound_drafted"),
+        ratio("far_accepted", "far_rounds"),
         ratio("ar_decode_s", "decode_s"),
         ratio("ar_wall_s", "wall_s"),
     )
@@ -107,27 +115,31 @@ def _reading_order(cell: Measured) -> tuple[Any, ...]:
 def _varies(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
     """Whether a run has several values of a setting.
 
-    Drafter, policy and the like are compared within a method and without the full cache, which selects nothing: the
-    verifier alone is no variant of `budgetdraft`.
+    Drafter, policy and the like are compared within a method: the verifier alone is no variant of `budgetdraft`.
     """
     values: dict[Any, set[Any]] = defaultdict(set)
     for row in rows:
         if name in _SCENE:
             values[None].add(row[name])
-        elif row["gamma"] > 0 and (row["budget"] > 0 or name != "policy"):
+        elif _tells(row, name):
             values[row["method"]].add(row[name])
     return any(len(found) > 1 for found in values.values())
 
 
+def _tells(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a setting says something of a cell."""
+    return name in _SCENE or (row["gamma"] > 0 and (row["budget"] > 0 or name not in _SPARSE_ONLY))
+
+
 def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    shown = [name for name in names if row[name] is not None and (row["gamma"] > 0 or name in _SCENE)]
+    shown = [name for name in names if row[name] is not None and _tells(row, name)]
     return ", ".join(_part(name, row[name]) for name in shown)
 
 
 def _part(name: str, value: Any) -> str:
     if name == "temperature":
         return f"temperature {value:g}"
-    return f"{name.removesuffix('_name').replace('_', ' ')} {value}" if name != "corpus" else str(value)
+    return str(value) if name in _TELLING else f"{name.removesuffix('_name').replace('_', ' ')} {value}"
 
 
 def summary(cells: Iterable[Measured]) -> list[dict[str, Any]]:
@@ -136,6 +148,7 @@ def summary(cells: Iterable[Measured]) -> list[dict[str, Any]]:
         {
             "method": cell.row["method"],
             "setting": cell.setting,
+            "workload": cell.row["workload"],
             "context": cell.row["context"],
             "budget": cell.row["budget"],
             "gamma": cell.row["gamma"],

@@ -1,6 +1,8 @@
-"""Stage 3: the grid, one task per context, one pair of Parquet files per prompt."""
+"""Stage 3: the grid, one task per context and one for the replay, Parquet files of sample rows per document."""
 
+import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,10 +13,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from bdcore.documents import build_prompts
-from bdcore.documents.prompts import Prompt
-from bdcore.evaluation.cell import Bench, measure_prompt
-from bdcore.evaluation.grid import Cell, cells
+from bdcore.documents import Prompt
+from bdcore.evaluation.cell import measure_prompt
+from bdcore.evaluation.grid import GREEDY, REPLAY, Cell, cells
+from bdcore.evaluation.replay import all_positions, replay
+from bdcore.evaluation.rows import Bench, Row
+from bdcore.evaluation.texts import documents_of, prompts_of
 from bdcore.identity import exclusive, write_manifest
 from bdcore.models.drafter import Drafter, load_drafter
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, quiet
@@ -37,9 +41,9 @@ class GridInputs:
 
 @dataclass(frozen=True)
 class GridSlice:
-    """What one context's task left behind."""
+    """What one task left behind."""
 
-    context: int
+    what: str
     samples: int
     failed: int
     measured: int
@@ -48,36 +52,71 @@ class GridSlice:
 
 @task(cache_policy=NO_CACHE, task_run_name="measure-context-{context}")
 def measure_context(study: Study, found: GridInputs, context: int) -> GridSlice:
-    """Every cell of one context on every prompt. Finished prompts are kept, failed cells are rows."""
-    every = [cell for cell in cells(study.config.grid) if cell.context == context]
+    """Every greedy cell of one context on every prompt. Finished prompts are kept, failed cells are rows."""
+    every = [cell for cell in cells(study.config.grid) if (cell.workload, cell.context) == (GREEDY, context)]
+
+    def prompts(tokenizer: Any, seed: int) -> list[Prompt]:
+        return prompts_of(study.config.grid, study.inputs.corpora, tokenizer, seed, context)
+
+    def measure(prompt: Prompt, path: Path, step: Step) -> list[Row]:
+        def told(cell: Cell) -> None:
+            step(f"{cell.method} on {prompt.doc_id}")
+
+        samples, rounds = measure_prompt(_bench(study, found), prompt, every, on_cell=told)
+        # The samples file is written last: its presence means that the prompt is done.
+        write_rows(study.workspace.rounds(study.keys.run) / path.name, rounds, ROUNDS)
+        return samples
+
+    return _measure(study, found, f"context-{context:06d}", prompts, every, measure, steps=(len(every), "samples"))
+
+
+@task(cache_policy=NO_CACHE)
+def measure_replay(study: Study, found: GridInputs) -> GridSlice:
+    """Every replay cell, all contexts of a document in one walk. Finished documents are kept, failed cells are rows."""
+    grid = study.config.grid
+    every = [cell for cell in cells(grid) if cell.workload == REPLAY]
+
+    def documents(tokenizer: Any, seed: int) -> list[Prompt]:
+        return documents_of(grid, study.inputs.corpora, tokenizer, seed)
+
+    def measure(document: Prompt, _: Path, step: Step) -> list[Row]:
+        return replay(_bench(study, found), document, every, on_position=lambda: step(document.doc_id))
+
+    return _measure(
+        study, found, "replay", documents, every, measure, steps=(len(all_positions(grid)), "positions of documents")
+    )
+
+
+Step = Callable[[str], None]
+"""Told of each step, and what it was."""
+
+
+def _measure(
+    study: Study,
+    found: GridInputs,
+    name: str,
+    texts: Callable[[Any, int], list[Prompt]],
+    every: list[Cell],
+    measure: Callable[[Prompt, Path, Step], list[Row]],
+    *,
+    steps: tuple[int, str],
+) -> GridSlice:
+    """One file of sample rows per text, those of an earlier run kept. `steps`: how many of each, and of what."""
     with exclusive(study.workspace.samples(study.keys.run)), quiet():
-        prompts = _prompts(study, found, context)
-        files = [_files(study, context, i) for i in range(len(prompts))]
-        done = [_finished(samples, prompt, every) for (samples, _), prompt in zip(files, prompts, strict=True)]
-        progress = Progress(
-            f"grid-{context}",
-            f"grid, context {context}",
-            len(every) * len(prompts),
-            "samples",
-            done=len(every) * sum(done),
-        )
-        measured = len(every) * sum(done)
-        for (samples_path, rounds_path), prompt, finished in zip(files, prompts, done, strict=True):
-            if finished:
-                continue
-            bench = _bench(study, found)
+        prompts = _disjoint(study, found, texts)
+        paths = [_file(study, name, i) for i in range(len(prompts))]
+        done = [_finished(path, prompt, every) for path, prompt in zip(paths, prompts, strict=True)]
+        each, unit = steps
+        progress = Progress(f"grid-{name}", f"grid, {name}", each * len(prompts), unit, done=each * sum(done))
+        count = itertools.count(each * sum(done) + 1)
 
-            def told(cell: Cell, base: int = measured) -> None:
-                progress(base + every.index(cell) + 1, f"{cell.method} on {prompt.doc_id}")  # noqa: B023
+        def step(note: str) -> None:
+            progress(next(count), note)
 
-            samples, rounds = measure_prompt(bench, prompt, every, on_cell=told)
-            # The samples file is written last: its presence means that the prompt is done.
-            write_rows(rounds_path, rounds, ROUNDS)
-            write_rows(samples_path, samples, SAMPLES)
-            measured += len(every)
-        failed = _failures([path for path, _ in files])
-    total = len(every) * len(prompts)
-    return GridSlice(context, total, failed, total - len(every) * sum(done))
+        for path, prompt, finished in zip(paths, prompts, done, strict=True):
+            if not finished:
+                write_rows(path, measure(prompt, path, step), SAMPLES)
+        return GridSlice(name, len(every) * len(prompts), _failures(paths), len(every) * done.count(False))
 
 
 @task(cache_policy=NO_CACHE)
@@ -90,28 +129,27 @@ def finish_grid(study: Study, slices: list[GridSlice]) -> ArtifactRef:
     if failed:
         logger.error("grid: %d of %d samples failed; the report names them", failed, samples)
     else:
-        facts = {"stage": "evaluation", "config": study.config.grid.model_dump(mode="json"), "rows": samples}
+        config = study.config
+        facts = {"stage": "evaluation", "study": config.name, "seed": config.seed, "rows": samples}
+        facts |= {"config": config.grid.model_dump(mode="json"), "beyond_positions": config.drafter.beyond_positions}
         write_manifest(directory, study.keys.run, inputs=study.keys.facts(), environment=environment(), **facts)
     return ArtifactRef(str(directory), study.keys.run, samples, reused=not any(s.measured for s in slices))
 
 
-def _prompts(study: Study, found: GridInputs, context: int) -> list[Prompt]:
-    """The same documents at every context: those long enough for the longest."""
-    config, grid = study.config, study.config.grid
+def _disjoint(study: Study, found: GridInputs, texts: Callable[[Any, int], list[Prompt]]) -> list[Prompt]:
+    """The texts of a task, none of which may be trained on."""
+    config = study.config
     tokenizer = load_tokenizer(found.verifier.path, config.verifier.revision)
-    seed, documents = seed_for(config.seed, "grid"), study.inputs.evaluation
-    longest = build_prompts(documents, tokenizer, length=max(grid.contexts), count=grid.prompts, seed=seed)
-    names = {prompt.doc_id for prompt in longest.prompts}
-    trained_on = names & document_ids(Path(found.targets.path))
+    prompts = texts(tokenizer, seed_for(config.seed, "grid"))
+    trained_on = {prompt.doc_id for prompt in prompts} & document_ids(Path(found.targets.path))
     if trained_on:
         raise ValueError(f"grid.corpus: {sorted(trained_on)} are in the training targets {found.targets.path}")
-    chosen = [d for d in documents if d.doc_id in names]
-    return build_prompts(chosen, tokenizer, length=context, count=grid.prompts, seed=seed).prompts
+    return prompts
 
 
-def _files(study: Study, context: int, index: int) -> tuple[Path, Path]:
-    name = f"part-{context:06d}-{index:04d}.parquet"
-    return study.workspace.samples(study.keys.run) / name, study.workspace.rounds(study.keys.run) / name
+def _file(study: Study, name: str, index: int) -> Path:
+    corpus, document = divmod(index, study.config.grid.prompts)
+    return study.workspace.samples(study.keys.run) / f"part-{name}-{corpus:02d}-{document:04d}.parquet"
 
 
 def _finished(path: Path, prompt: Prompt, every: list[Cell]) -> bool:

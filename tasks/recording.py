@@ -1,10 +1,12 @@
 """What is recorded of each stage, from its finished artifact: parameters, curves, files. Knows no MLflow but `Run`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from bdcore.decoding.methods import METHODS
+from bdcore.evaluation.grid import REPLAY
 from bdcore.identity import MANIFEST, read_manifest
 from bdcore.schema import FULL_BUDGET
 from bdcore.study import Study
@@ -37,10 +39,12 @@ def training_points(records: list[dict[str, Any]]) -> list[Point]:
             if r[f"loss_{branch}"] is not None:
                 points.append((f"train/{view}/loss", r[f"loss_{branch}"], step))
                 points.append((f"train/{view}/agreement", r[f"agree_{branch}"], step))
-        if r["budget"] is not None and r["loss_c"] is not None:
-            points.append((f"train/budget_{r['budget']}/loss", r["loss_c"], step))
-        for view, agreement in r.get("agreement", {}).items():
-            points.append((f"valid/agreement/{view if view == 'full' else f'budget_{view}'}", agreement, step))
+        for view, part in r["views"].items():
+            if part["loss"] is not None:
+                points.append((f"train/{view}/loss", part["loss"], step))
+                points.append((f"train/{view}/agreement", part["agreement"], step))
+        for kind in ("agreement", "decoded"):
+            points += [(f"valid/{kind}/{view}", share, step) for view, share in r.get(kind, {}).items()]
     return points
 
 
@@ -63,8 +67,9 @@ def record_pipeline(run: Run, study: Study) -> None:
 def record_targets(run: Run, study: Study, targets: ArtifactRef) -> None:
     manifest = read_manifest(Path(targets.path)) or {}
     run.params({"key": targets.key, **_flat("targets", manifest.get("config"))})
-    rate = manifest["tokens"] / manifest["seconds"]
-    run.metrics([("targets/rows", manifest["rows"], 0), ("targets/tokens_per_s", rate, 0)])
+    rates = [(f"targets/{mode}_tokens_per_s", manifest[f"{mode}_tokens_per_s"], 0) for mode in ("forced", "generated")]
+    # Undefined where an earlier run, or none, made them.
+    run.metrics([("targets/rows", manifest["rows"], 0), *(point for point in rates if point[1] is not None)])
     run.artifacts(Path(targets.path) / MANIFEST)
 
 
@@ -105,8 +110,11 @@ def _grid_points(rows: list[dict[str, Any]]) -> list[Point]:
     for row in rows:
         step = row["context"] if row["budget"] == FULL_BUDGET else row["budget"]
         suffix = f"context_{row['context']}" + (f"_gamma_{row['gamma']}" if row["gamma"] else "")
+        if row["setting"]:  # corpus, workload, policy and the like, as far as the run has several
+            suffix += "_" + re.sub(r"\W+", "_", row["setting"])
         for name in ("acceptance", "tokens_per_round", "decode_speedup"):
-            if row[name] is not None or row["gamma"]:  # `ar` has none of them; elsewhere undefined is worth a tag
+            measured = row["gamma"] and not (name == "decode_speedup" and row["workload"] == REPLAY)
+            if row[name] is not None or measured:  # what was measured and is undefined is worth a tag
                 points.append((f"{name}/{suffix}", row[name], step))
     return points
 

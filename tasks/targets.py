@@ -1,6 +1,9 @@
 """Stage 1: the verifier's greedy tokens to Parquet, shard by shard."""
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +11,17 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from bdcore.documents import build_prompts
-from bdcore.documents.prompts import Prompt
+from bdcore.config import ConfigError
+from bdcore.documents import Prompt
 from bdcore.identity import exclusive, read_manifest, write_manifest
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, materialise, quiet
 from bdcore.runtime import environment, seed_for, torch_dtype
-from bdcore.schema import TARGETS, read_rows, write_rows
+from bdcore.schema import TARGETS, write_rows
 from bdcore.study import Study
-from bdcore.targets.generate import forced, generated
+from bdcore.targets.generate import Greedy, OnTokens, forced, generated
+from bdcore.targets.prompts import DistinctPrompts, check_held_out, distinct_prompts
 from bdcore.targets.rows import row
+from bdcore.targets.shards import shard_facts
 from tasks.progress import ArtifactRef, Progress, announce
 
 
@@ -42,103 +47,148 @@ def generate_targets(study: Study, verifier: ArtifactRef) -> ArtifactRef:
     return ArtifactRef(str(directory), key, manifest["rows"], reused=True)
 
 
+@dataclass(frozen=True)
+class Shard:
+    """One Parquet file to be: its mode and the prompts of its rows."""
+
+    path: Path
+    mode: str
+    prompts: list[Prompt]
+
+
 def _make(study: Study, source: str, directory: Path, key: str) -> dict[str, Any]:
-    config, targets = study.config, study.config.targets
     start = time.perf_counter()
     with quiet():
-        tokenizer = load_tokenizer(source, config.verifier.revision)
-        kinds = {"forced": (targets.length, targets.forced), "generated": (targets.prompt_tokens, targets.generated)}
-        sets = {
-            mode: build_prompts(
-                study.inputs.training, tokenizer, length=length, count=count, seed=seed_for(config.seed, mode)
-            )
-            for mode, (length, count) in kinds.items()
-            if count
-        }
-        shards = _shards({mode: found.prompts for mode, found in sets.items()}, targets.shard_size, targets.batch_size)
-        missing = [s for s in shards if not _complete(directory / s[0], s[2])]
-        tokens = _token_counts(shards, study)
-        if missing:
-            model = load_model(
-                source,
-                dtype=torch_dtype(study.runtime.dtype),
-                device=study.runtime.device,
-                revision=config.verifier.revision,
-            )
-            done = sum(tokens.values()) - sum(tokens[name] for name, _, _ in missing)
-            progress = Progress("targets", "targets", sum(tokens.values()), "tokens", done=done)
-            for name, mode, prompts in missing:
-                _write_shard(directory / name, mode, prompts, model, tokenizer, study, progress, done)
-                done += tokens[name]
-                progress(done)
+        tokenizer = load_tokenizer(source, study.config.verifier.revision)
+        sets = _prompt_sets(study, tokenizer)
+        shards = _shards(directory, sets, study.config.targets.shard_size)
+        finished = {shard.path: _finished(shard) for shard in shards}
+        kept = {path: tokens for path, tokens in finished.items() if tokens is not None}
+        made = _write_missing(study, source, tokenizer, shards, kept)
     return write_manifest(
         directory,
         key,
         stage="targets",
-        config=targets.model_dump(mode="json"),
+        config=study.config.targets.model_dump(mode="json"),
         inputs={"verifier": study.keys.verifier, "corpus": study.keys.training_corpus},
-        rows=sum(len(prompts) for _, _, prompts in shards),
-        tokens=sum(tokens.values()),
+        rows=sum(len(shard.prompts) for shard in shards),
+        tokens=sum(kept.values()) + sum(tokens for tokens, _ in made.values()),
         too_short={mode: found.too_short for mode, found in sets.items()},
+        duplicates={mode: found.duplicates for mode, found in sets.items()},
+        **_speeds(made),
         seconds=time.perf_counter() - start,
         environment=environment(),
     )
 
 
-Shard = tuple[str, str, list[Prompt]]
-
-
-def _shards(prompts: dict[str, list[Prompt]], shard_size: int, batch_size: int) -> list[Shard]:
-    """(file name, mode, prompts) of each shard. Generated rows are made in batches, so a shard is one batch."""
-    out: list[Shard] = []
-    for mode, rows in prompts.items():
-        size = shard_size if mode == "forced" else batch_size
-        for start in range(0, len(rows), size):
-            out.append((f"part-{mode}-{start // size:05d}.parquet", mode, rows[start : start + size]))
-    return out
-
-
-def _token_counts(shards: list[Shard], study: Study) -> dict[str, int]:
+def _prompt_sets(study: Study, tokenizer: Any) -> dict[str, DistinctPrompts]:
+    """The prompts of each mode: the same for the same study, whatever an earlier run has finished."""
     targets = study.config.targets
-    each = {"forced": targets.length, "generated": targets.new_tokens}
-    return {name: each[mode] * len(prompts) for name, mode, prompts in shards}
+    wanted = {
+        "forced": ("length", targets.length, targets.forced),
+        "generated": ("prompt_tokens", targets.prompt_tokens, targets.generated),
+    }
+    sets: dict[str, DistinctPrompts] = {}
+    for mode, (field, length, count) in wanted.items():
+        if not count:
+            continue
+        seed = seed_for(study.config.seed, mode)
+        try:
+            found = distinct_prompts(study.inputs.training, tokenizer, length=length, count=count, seed=seed)
+        except ConfigError as error:
+            raise ConfigError(f"targets.{field} = {length}: {error}") from error
+        check_held_out(found.prompts, study.inputs.evaluation)
+        if found.duplicates:
+            get_run_logger().info("targets: %d repeated %s prompts replaced", found.duplicates, mode)
+        sets[mode] = found
+    return sets
 
 
-def _complete(path: Path, prompts: list[Prompt]) -> bool:
-    """Whether a shard of an earlier run can stay. A damaged one is named and made again."""
-    if not path.is_file():
-        return False
-    rows = read_rows(path, TARGETS)
-    if rows is not None and [r["doc_id"] for r in rows] == [p.doc_id for p in prompts]:
-        return True
-    get_run_logger().warning("targets: %s is damaged or of another set; making it again", path)
-    return False
+def _shards(directory: Path, sets: dict[str, DistinctPrompts], size: int) -> list[Shard]:
+    return [
+        Shard(directory / f"part-{mode}-{start // size:05d}.parquet", mode, found.prompts[start : start + size])
+        for mode, found in sets.items()
+        for start in range(0, len(found.prompts), size)
+    ]
 
 
-def _write_shard(
-    path: Path,
-    mode: str,
-    prompts: list[Prompt],
-    model: Any,
-    tokenizer: Any,
-    study: Study,
-    progress: Progress,
-    done: int,
-) -> None:
+def _finished(shard: Shard) -> int | None:
+    """Tokens of a shard that an earlier run left whole. A damaged one is named and made again."""
+    if not shard.path.is_file():
+        return None
+    facts = shard_facts(shard.path)
+    if facts is not None and facts[0] == [prompt.doc_id for prompt in shard.prompts]:
+        return facts[1]
+    get_run_logger().warning("targets: %s is damaged or of another set; making it again", shard.path)
+    return None
+
+
+def _write_missing(
+    study: Study, source: str, tokenizer: Any, shards: list[Shard], kept: dict[Path, int]
+) -> dict[str, tuple[int, float]]:
+    """Make the shards that are not kept. (tokens, seconds) of each mode that anything was made of."""
+    missing = [shard for shard in shards if shard.path not in kept]
+    if not missing:
+        return {}
+    model = load_model(
+        source,
+        dtype=torch_dtype(study.runtime.dtype),
+        device=study.runtime.device,
+        revision=study.config.verifier.revision,
+    )
+    made: dict[str, tuple[int, float]] = {}
+    for mode in dict.fromkeys(shard.mode for shard in missing):
+        done = sum(kept.get(shard.path, 0) for shard in shards if shard.mode == mode)
+        made[mode] = _write_mode(study, model, tokenizer, [s for s in missing if s.mode == mode], done)
+    return made
+
+
+def _write_mode(study: Study, model: Any, tokenizer: Any, shards: list[Shard], done: int) -> tuple[int, float]:
+    """Make shards of one mode, of which earlier runs made `done` tokens: (tokens, seconds)."""
+    mode, targets = shards[0].mode, study.config.targets
+    most = targets.length if mode == "forced" else targets.new_tokens
+    prompts = [prompt.ids for shard in shards for prompt in shard.prompts]
+    progress = Progress(f"targets-{mode}", f"targets, {mode}", done + most * len(prompts), "tokens", done=done)
+    start, tokens = time.perf_counter(), 0
+    rows = _greedy(study, model, tokenizer, mode, prompts, lambda made: progress(done + made))
+    for shard in shards:
+        greedy = list(islice(rows, len(shard.prompts)))
+        written = [row(prompt, g, mode) for prompt, g in zip(shard.prompts, greedy, strict=True)]
+        # A training step reads one row of a random shard: each is a row group of its own.
+        write_rows(shard.path, written, TARGETS, row_group_size=1)
+        tokens += sum(len(g.ids) for g in greedy)
+        progress.total -= sum(most - len(g.ids) for g in greedy)  # what an early EOS saved
+    if tokens < most * len(prompts):  # else it has heard that all is done
+        progress(done + tokens)
+    return tokens, time.perf_counter() - start
+
+
+def _greedy(
+    study: Study, model: Any, tokenizer: Any, mode: str, prompts: list[list[int]], on_tokens: OnTokens
+) -> Iterator[Greedy]:
     targets = study.config.targets
-    if mode == "forced":
-        greedy = []
-        for i, prompt in enumerate(prompts):
-            greedy.append(forced(model, prompt.ids, top_k=targets.top_k))
-            progress(done + (i + 1) * targets.length)
-    else:
-        greedy = generated(
+    if mode == "generated":
+        yield from generated(
             model,
-            [p.ids for p in prompts],
+            prompts,
             new_tokens=targets.new_tokens,
             top_k=targets.top_k,
             eos=eos_ids(model, tokenizer),
-            on_step=lambda step: progress(done + step * len(prompts)),
+            batch_size=targets.batch_size,
+            on_tokens=on_tokens,
         )
-    rows = [row(prompt, g, mode) for prompt, g in zip(prompts, greedy, strict=True)]
-    write_rows(path, rows, TARGETS, row_group_size=4)
+        return
+    before = 0
+    for ids in prompts:
+        yield forced(model, ids, top_k=targets.top_k, on_tokens=lambda made, before=before: on_tokens(before + made))
+        before += len(ids)
+
+
+def _speeds(made: dict[str, tuple[int, float]]) -> dict[str, float | None]:
+    """What this run made of each mode, and how fast; NULL where it made nothing."""
+    facts: dict[str, float | None] = {}
+    for mode in ("forced", "generated"):
+        tokens, seconds = made.get(mode, (None, None))
+        facts[f"{mode}_tokens"], facts[f"{mode}_seconds"] = tokens, seconds
+        facts[f"{mode}_tokens_per_s"] = tokens / seconds if tokens and seconds else None
+    return facts

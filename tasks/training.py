@@ -16,8 +16,10 @@ from bdcore.models.heads import choose_layers, layer_scores
 from bdcore.models.loading import load_model, load_tokenizer, quiet
 from bdcore.runtime import environment, seed_for
 from bdcore.study import Study
-from bdcore.targets.rows import read_targets
-from bdcore.training.loop import train
+from bdcore.targets.rows import TargetRows, id_counts
+from bdcore.training.checkpoint import Checkpoints, TrainingState
+from bdcore.training.loop import Stage, train
+from bdcore.training.processes import train_together
 from tasks.progress import ArtifactRef, OnRecord, Progress, announce
 
 LOG = "training_log.json"
@@ -53,13 +55,13 @@ def _drafter(study: Study, role: str, key: str, make: Any) -> ArtifactRef:
                 facts = make(partial)
                 seconds = time.perf_counter() - start
                 write_manifest(partial, key, seconds=seconds, environment=environment(), **facts)
-        _checkpoint(study, key).unlink(missing_ok=True)
+        _checkpoints(study, key).remove()
     return ArtifactRef(str(directory), key, 0, reused)
 
 
-def _checkpoint(study: Study, key: str) -> Path:
-    # Beside the artifact, so that a killed run finds it and a finished one can drop it.
-    return study.workspace.drafter(key).with_name(f".{key}.checkpoint.pt")
+def _checkpoints(study: Study, key: str) -> Checkpoints:
+    # Beside the artifact, so that a killed run finds them and a finished one can drop them.
+    return Checkpoints(study.workspace.drafter(key).with_name(f".{key}.checkpoint.pt"))
 
 
 def _make_base(
@@ -78,10 +80,11 @@ def _make_base(
         facts: dict[str, Any] = {"kind": "pretrained", "source": config.drafter.source}
     else:
         drafter, facts = _slice(study, verifier.path, Path(targets.path))
-    log: list[dict[str, Any]] = []
+    state = TrainingState()
     if config.base is not None:
-        log = _train(study, "base", drafter, config.base, Path(targets.path), study.keys.base, on_record)
-    return _save(study, drafter, tokenizer, out, {**facts, "stage": "base"}, log)
+        state = _train(study, "base", drafter, config.base, Path(targets.path), study.keys.base, on_record)
+        _keep_other(study, study.keys.base, config.base, state, out)
+    return _save(study, drafter, tokenizer, out, {**facts, "stage": "base"}, state)
 
 
 def _slice(study: Study, source: str, targets: Path) -> tuple[Drafter, dict[str, Any]]:
@@ -96,10 +99,7 @@ def _slice(study: Study, source: str, targets: Path) -> tuple[Drafter, dict[str,
     )
     ids = None
     if config.vocab_size and config.vocab_size < model.config.vocab_size:
-        counts = torch.zeros(model.config.vocab_size, dtype=torch.long)
-        for row in read_targets(targets):
-            counts += torch.bincount(torch.tensor(row["target_ids"]), minlength=len(counts))
-        ids = most_frequent(counts, config.vocab_size)
+        ids = most_frequent(id_counts(targets, model.config.vocab_size), config.vocab_size)
     drafter = slice_verifier(model, layers, ids=ids, rope_theta=config.rope_theta, max_positions=config.max_positions)
     scored = [vars(score) for score in scores]
     return drafter, {"kind": "sliced", "source": study.config.verifier.source, "layers": layers, "layer_scores": scored}
@@ -111,10 +111,19 @@ def _make_trained(
     drafter = load_drafter(
         base.path, verifier_vocab=study.inputs.verifier.vocab, dtype=torch.float32, device=study.runtime.device
     )
-    log = _train(study, "trained", drafter, study.config.training, Path(targets.path), study.keys.trained, on_record)
+    stage = study.config.training
+    state = _train(study, "trained", drafter, stage, Path(targets.path), study.keys.trained, on_record)
+    _keep_other(study, study.keys.trained, stage, state, out)
+    _extend_positions(drafter, stage)
     facts = {k: v for k, v in read_facts(base.path).items() if k != "head_ids"}
     tokenizer = load_tokenizer(verifier.path, study.config.verifier.revision)
-    return _save(study, drafter, tokenizer, out, {**facts, "stage": "trained", "base": base.key}, log)
+    return _save(study, drafter, tokenizer, out, {**facts, "stage": "trained", "base": base.key}, state)
+
+
+def _extend_positions(drafter: Drafter, stage: TrainingConfig) -> None:
+    """A drafter trained at absolute positions beyond its own knows them now."""
+    config = drafter.model.config
+    config.max_position_embeddings = max(config.max_position_embeddings, stage.longest)
 
 
 def _train(
@@ -125,8 +134,7 @@ def _train(
     targets: Path,
     key: str,
     on_record: OnRecord | None,
-) -> list[dict[str, Any]]:
-    checkpoint = _checkpoint(study, key)
+) -> TrainingState:
     progress: list[Progress] = []
 
     def step(record: dict[str, Any]) -> None:
@@ -137,22 +145,47 @@ def _train(
         if on_record:
             on_record(record)
 
-    log = train(
+    stage = Stage(
         drafter,
-        read_targets(targets),
+        TargetRows(targets),
         config,
-        seed=seed_for(study.config.seed, role),
+        seed=seed_for(study.config.seed, role, config.seed),
         dtype=study.runtime.training_dtype,
+        checkpoints=_checkpoints(study, key),
         freeze_embedding=study.config.drafter.kind == "sliced",
-        checkpoint_path=checkpoint,
-        on_step=step,
     )
-    skipped = sum(record["skipped"] for record in log)
+    state = train_together(stage, targets, step) if config.processes > 1 else train(stage, step)
+    _tell_end(role, config, state)
+    return state
+
+
+def _tell_end(role: str, config: TrainingConfig, state: TrainingState) -> None:
+    logger, skipped = get_run_logger(), sum(record["skipped"] for record in state.log)
     if skipped:
-        get_run_logger().warning(
-            "%s drafter: %d of %d steps skipped (nothing finite to learn)", role, skipped, len(log)
+        logger.warning("%s drafter: %d of %d steps skipped (nothing finite to learn)", role, skipped, state.step)
+    if state.step < config.steps:
+        logger.info(
+            "%s drafter: stopped at step %d of %d, %d validations without a better one",
+            *(role, state.step, config.steps, state.stale),
         )
-    return log
+    if state.best_step:
+        kept = state.best_step if config.validation.keep == "best" else state.step
+        logger.info(
+            "%s drafter: best validation %.1f %% at step %d; the weights of step %d are kept",
+            *(role, 100 * state.best_score, state.best_step, kept),
+        )
+
+
+OTHER = "other_weights.pt"
+"""The trained weights that did not become the drafter: the last ones where the best are kept, else the best."""
+
+
+def _keep_other(study: Study, key: str, config: TrainingConfig, state: TrainingState, out: Path) -> None:
+    if state.best_step in (0, state.step):
+        return
+    found = _checkpoints(study, key)
+    weights = torch.load(found.state if config.validation.keep == "best" else found.best, weights_only=True)["weights"]
+    torch.save(weights, out / OTHER)
 
 
 def _losses(record: dict[str, Any]) -> str:
@@ -164,7 +197,7 @@ def _losses(record: dict[str, Any]) -> str:
 
 
 def _save(
-    study: Study, drafter: Drafter, tokenizer: Any, out: Path, facts: dict[str, Any], log: list[dict[str, Any]]
+    study: Study, drafter: Drafter, tokenizer: Any, out: Path, facts: dict[str, Any], state: TrainingState
 ) -> dict[str, Any]:
     config = study.config
     stage = config.base if facts["stage"] == "base" else config.training
@@ -174,8 +207,12 @@ def _save(
         "targets": study.keys.targets,
         "verifier": config.verifier.source,
         "training": stage.model_dump(mode="json") if stage else None,
-        "trained_tokens": sum(record["tokens"] for record in log),
+        "trained_tokens": sum(record["tokens"] for record in state.log),
+        "steps": state.step,
+        "skipped_steps": sum(record["skipped"] for record in state.log),
+        "best_step": state.best_step or None,
+        "best_score": state.best_score if state.best_step else None,
     }
     save_drafter(drafter, out, tokenizer=tokenizer, facts=facts)
-    write_json(out / LOG, log)
+    write_json(out / LOG, state.log)
     return {k: v for k, v in facts.items() if k != "layer_scores"}

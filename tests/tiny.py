@@ -50,11 +50,11 @@ def tiny_config(verifier: Path, corpus: Path) -> dict:
         "supervise": "all",
         "views": views,
         "mixture": {"forced": 0.8, "repeated": 0.2},
-        "kl_weight": 0.5,
+        "loss_a": {"ce": 0.5, "kl": 0.5},
+        "loss_c": {"ce": 0.5, "kl": 0.5},
         "learning_rate": 1e-3,
         "warmup": 1,
-        "validation": 1,
-        "eval_every": 2,
+        "validation": {"sequences": 1, "every": 2},
         "checkpoint_every": 2,
     }
     source = {"source": "folder", "path": str(corpus)}

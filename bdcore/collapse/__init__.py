@@ -1,6 +1,7 @@
 """Pure statistics on tables of rows: intervals and verdicts in words. Knows no models, no tensors, no files."""
 
 from bdcore.collapse.intervals import Estimate, ratio_of_sums
+from bdcore.collapse.pairing import difference, quotient
 from bdcore.collapse.verdicts import (
     MIN_PROMPTS,
     BudgetEffect,
@@ -21,6 +22,8 @@ __all__ = [
     "Headline",
     "budget_effects",
     "collapse_boundaries",
+    "difference",
     "headlines",
+    "quotient",
     "ratio_of_sums",
 ]

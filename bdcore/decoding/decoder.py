@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from bdcore.decoding.draft_length import DraftRule
+from bdcore.decoding.lookup import Lookup, LookupProposer
 from bdcore.decoding.records import Decoded
 from bdcore.decoding.sampling import GREEDY, Sampling
 from bdcore.decoding.sequence import Proposer, Row
@@ -57,7 +58,7 @@ def prefill(
 
 def decode(
     prefilled: Prefilled,
-    drafter: Drafter | None,
+    drafter: Drafter | Lookup | None,
     plan: CachePlan | None = None,
     *,
     gamma: int | DraftRule = 0,
@@ -90,7 +91,7 @@ def decode(
 
 def decode_batch(
     batch: Sequence[Prefilled],
-    drafter: Drafter | None,
+    drafter: Drafter | Lookup | None,
     plan: CachePlan | None = None,
     *,
     gamma: int | DraftRule = 0,
@@ -113,7 +114,9 @@ def decode_batch(
     ]
     for row, start in zip(rows, batch, strict=True):
         row.begin(start.logits_V, start.seconds)
-        if drafter is not None:
+        if isinstance(drafter, Lookup):
+            row.proposer = LookupProposer(drafter, row)
+        elif drafter is not None:
             assert plan is not None, "a drafter needs a cache plan"
             row.proposer = Proposer(drafter, replace(plan, block=max(rule.gamma + 1, 2)), row)
     _report(rows, on_tokens, [0] * len(rows))
@@ -153,7 +156,9 @@ def propose(rows: Sequence[Row]) -> None:
     drafting: list[Proposer] = []
     for row in rows:
         row.draft, row.drafted_from = [], []
-        if row.proposer is not None and row.proposer.start():
+        if isinstance(row.proposer, LookupProposer):
+            row.proposer.draft()
+        elif row.proposer is not None and row.proposer.start():
             drafting.append(row.proposer)
     while drafting:
         logits = feed_together([p.stepper for p in drafting], [p.unread() for p in drafting], last_only=True)

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from bdcore.decoding.accept import accept_greedy, accept_sampled, commit
 from bdcore.decoding.draft_length import DraftRule
+from bdcore.decoding.lookup import LookupProposer
 from bdcore.decoding.records import Decoded, Round
 from bdcore.decoding.sampling import Chooser, Sampling, draw
 from bdcore.decoding.stops import StopStrings
+from bdcore.kv.storage import KVStorage
 from bdcore.models.drafter import Drafter
 from bdcore.models.stepper import CachePlan, Oracle, Stepper
 
@@ -33,7 +35,7 @@ class Row:
         self.verifier, self.prompt, self.new_tokens, self.eos = verifier, prompt, new_tokens, eos
         self.chooser = Chooser(sampling, prompt_len=len(prompt), eos=eos, device=verifier.model.device)
         self.length = rule.start()
-        self.proposer: Proposer | None = None
+        self.proposer: Proposer | LookupProposer | None = None
         self.tokens: list[int] = []
         self.reason: str | None = None
         self.draft: list[int] = []
@@ -99,7 +101,7 @@ class Row:
             self._accepted_at[i] += i < self._counted
         self._decode_s += draft_s + select_s + verify_s + overhead_s
         self.length.learn(drafted=len(self.draft), accepted=self._counted, draft_s=draft_s, verify_s=verify_s)
-        cache = self.proposer.stepper.cache if self.proposer else None
+        cache = self.proposer.cache if self.proposer else None
         self._rounds.append(
             Round(
                 drafted=self._drafted,
@@ -117,7 +119,7 @@ class Row:
 
     def result(self) -> Decoded:
         assert self.reason is not None
-        cache = self.proposer.stepper.cache if self.proposer else None
+        cache = self.proposer.cache if self.proposer else None
         ties = self._ties if self.proposer is None else []
         return Decoded(
             self.tokens,
@@ -142,13 +144,17 @@ class Proposer:
     def __init__(self, drafter: Drafter, plan: CachePlan, row: Row) -> None:
         start = time.perf_counter()
         self.drafter, self.row = drafter, row
-        self.stepper = Stepper(drafter.model, plan.sized(len(row.prompt) + row.new_tokens), oracle=_look(row.verifier))
+        self.stepper = Stepper(drafter.model, plan.sized(len(row.prompt) + row.new_tokens), oracle=look(row.verifier))
         self._vocab = row.verifier.model.config.vocab_size
         self._readable = drafter.model.config.vocab_size
         self._wanted = self._settled = 0
         self.stepper.prefill(row.prompt)
         self.stepper.fit()
         self.prefill_s = time.perf_counter() - start
+
+    @property
+    def cache(self) -> KVStorage:
+        return self.stepper.cache
 
     def start(self) -> bool:
         """Ready for a round: whether the row wants drafts. Reads what is too long for one block."""
@@ -199,8 +205,8 @@ class Proposer:
         return time.perf_counter() - start
 
 
-def _look(verifier: Stepper) -> Oracle:
-    """The oracle of a row: the verifier's attention, computed once for each state of its cache."""
+def look(verifier: Stepper) -> Oracle:
+    """The oracle of a sequence: its verifier's attention, computed once for each state of the cache."""
     known: dict[int, Tensor] = {}
 
     def oracle() -> Tensor:

@@ -160,7 +160,10 @@ def _interface(
     if observer is not None:
         observer.observe(layer, query)
         positions = observer.positions(layer) if sliding_window else None
-    out = attend(query, key, value, scaling, window=sliding_window, softcap=softcap, positions_HS=positions)
+    visible = getattr(observer, "visible", None)  # of sequences that are filled up to one length
+    out = attend(
+        query, key, value, scaling, window=sliding_window, softcap=softcap, positions_HS=positions, visible_HTS=visible
+    )
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -173,14 +176,14 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     positions_HS: Tensor | None = None,
+    visible_HTS: Tensor | None = None,
 ) -> Tensor:
     """`grouped_attention` of a layer that may have a sliding window.
 
     `positions_HS` ((H, S) or with B before): where cached keys stand when some were dropped; None: key i stands at
-    position i.
+    position i. `visible_HTS`: what each query of a layer without a window sees; None: all that is before it.
     """
     T, S = query_BQTD.shape[2], key_BHSD.shape[2]
-    visible_HTS = None
     if window is not None and positions_HS is not None:
         visible_HTS = window_mask(positions_HS, T, window)
     elif window is not None and window < S:

@@ -91,12 +91,13 @@ def _with_base(rope_parameters: dict[str, Any], theta: float) -> dict[str, Any]:
 
 def _prune_head(model: Any, ids: Tensor | None) -> None:
     if ids is not None:
+        model.config.tie_word_embeddings = False
         head = nn.Linear(model.lm_head.in_features, len(ids), bias=False)
         head.weight = nn.Parameter(model.lm_head.weight.detach()[ids].clone())
         model.lm_head = adapt(head.to(model.device))
 
 
-def save_drafter(drafter: Drafter, folder: Path, *, tokenizer: Any, facts: dict[str, Any]) -> None:
+def save_drafter(drafter: Drafter, folder: Path, *, tokenizer: Any | None, facts: dict[str, Any]) -> None:
     """Write the folder. `facts` (layers, stage, views, ...) go to `drafter.json` beside the head's ids."""
     pruned = drafter.model.lm_head
     try:
@@ -105,7 +106,8 @@ def save_drafter(drafter: Drafter, folder: Path, *, tokenizer: Any, facts: dict[
         drafter.model.save_pretrained(folder)
     finally:
         drafter.model.lm_head = pruned
-    tokenizer.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
     ids = None if drafter.ids is None else drafter.ids.tolist()
     write_json(folder / DRAFTER_FILE, {**facts, "head_ids": ids})
 

@@ -1,16 +1,24 @@
 """The verifier's greedy tokens x* with its top-k log-probabilities, on human text or on its own continuations.
 
-Legend: B batch, T tokens, V vocabulary, K top-k.
+Legend: N rows that run now, T tokens, V vocabulary, K top-k.
 """
 
-from collections.abc import Callable, Container
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bdcore.models.stepper import CachePlan, Stepper
+from bdcore.models.stepper import CachePlan, Stepper, feed_together
+
+OnTokens = Callable[[int], None]
+"""Told how many tokens have been made so far."""
+
+
+def _quiet(tokens: int) -> None:
+    pass
 
 
 @dataclass
@@ -35,45 +43,69 @@ def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def forced(verifier: Any, ids: list[int], *, top_k: int, chunk: int = 512) -> Greedy:
+def forced(verifier: Any, ids: list[int], *, top_k: int, chunk: int = 512, on_tokens: OnTokens = _quiet) -> Greedy:
     """x* after every position of a text: entry i is the verifier's choice after ids[: i + 1]."""
     stepper = Stepper(verifier, CachePlan(capacity=len(ids), block=chunk))
     out = Greedy()
     for start in range(0, len(ids), chunk):
         top_ids, logprobs = top_logprobs(stepper.feed(ids[start : start + chunk])[0], top_k)
         out.add(top_ids, logprobs)
+        on_tokens(len(out.ids))
     return out
 
 
-@torch.inference_mode()
+@dataclass
+class _Row:
+    """One continuation: its own cache, and what it has got so far."""
+
+    stepper: Stepper
+    most: int
+    greedy: Greedy = field(default_factory=Greedy)
+
+    def add(self, top_ids_K: Tensor, top_logprobs_K: Tensor, eos: Container[int]) -> None:
+        self.greedy.add(top_ids_K[None], top_logprobs_K[None])
+        if self.greedy.ids[-1] in eos:
+            self.greedy.finish_reason = "eos"
+
+    @property
+    def ended(self) -> bool:
+        return self.greedy.finish_reason == "eos" or len(self.greedy.ids) == self.most
+
+
 def generated(
     verifier: Any,
-    prompts: list[list[int]],
+    prompts: Sequence[list[int]],
     *,
     new_tokens: int,
     top_k: int,
     eos: Container[int],
-    on_step: Callable[[int], None] = lambda step: None,
-) -> list[Greedy]:
-    """The verifier's own greedy continuations of prompts of one length, together. EOS is kept and ends a row.
+    batch_size: int,
+    on_tokens: OnTokens = _quiet,
+) -> Iterator[Greedy]:
+    """The verifier's own greedy continuations, in the order of the prompts; EOS is kept and ends its row.
 
-    `on_step` is told the number of tokens each row has got.
+    At most `batch_size` rows run at once, each over its own cache; when one ends, the next prompt takes its place.
     """
-    lengths = {len(prompt) for prompt in prompts}
-    if len(lengths) != 1:
-        raise ValueError(f"prompts of one length are needed, got lengths {sorted(lengths)}")
-    stepper = Stepper(verifier, CachePlan(capacity=lengths.pop() + new_tokens))
-    rows = [Greedy() for _ in prompts]
-    logits_BV = stepper.prefill(torch.tensor(prompts))
-    for step in range(new_tokens):
-        top_ids_BK, logprobs_BK = top_logprobs(logits_BV, top_k)
-        for row, top_ids, logprobs in zip(rows, top_ids_BK, logprobs_BK, strict=True):
-            if row.finish_reason != "eos":
-                row.add(top_ids[None], logprobs[None])
-                if row.ids[-1] in eos:
-                    row.finish_reason = "eos"
-        on_step(step + 1)
-        if step == new_tokens - 1 or all(row.finish_reason == "eos" for row in rows):
-            break
-        logits_BV = stepper.feed(top_ids_BK[:, :1])[:, -1]
-    return rows
+    waiting, order, running, made = deque(prompts), deque[_Row](), list[_Row](), 0
+    while waiting or order:
+        logits_1V = _next_logits(running)
+        while waiting and len(running) < batch_size:
+            prompt = waiting.popleft()
+            row = _Row(Stepper(verifier, CachePlan(capacity=len(prompt) + new_tokens)), new_tokens)
+            logits_1V.append(row.stepper.prefill(prompt))
+            running.append(row)
+            order.append(row)
+        for row, ids_K, logprobs_K in zip(running, *top_logprobs(torch.cat(logits_1V), top_k), strict=True):
+            row.add(ids_K, logprobs_K, eos)
+        made += len(running)
+        on_tokens(made)
+        running = [row for row in running if not row.ended]
+        while order and order[0].ended:
+            yield order.popleft().greedy
+
+
+def _next_logits(rows: list[_Row]) -> list[Tensor]:
+    """Logits after the newest token of each row, one forward for all: (1, V) each."""
+    if not rows:
+        return []
+    return feed_together([row.stepper for row in rows], [row.greedy.ids[-1:] for row in rows], last_only=True)

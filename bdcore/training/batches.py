@@ -6,15 +6,18 @@ Legend: B batch, T tokens, K top-k.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bdcore.config import MixtureConfig
 from bdcore.runtime import seed_for
+from bdcore.targets.rows import TargetRow, TargetRows
 from bdcore.training.losses import IGNORE, Targets
 
+Ids = NDArray[np.int32]
 _NONE = float("-inf")
 
 
@@ -22,20 +25,25 @@ _NONE = float("-inf")
 class Tokens:
     """A sequence with the verifier's greedy id after each token, in the verifier's vocabulary."""
 
-    ids: list[int]
-    labels: list[int]
-    topk_ids: list[list[int]]
-    topk_logprobs: list[list[float]]
+    ids: Ids
+    """(T,)"""
+    labels: Ids
+    topk_ids: Ids
+    """(T, K)"""
+    topk_logprobs: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
     def window(self, start: int, length: int) -> "Tokens":
         """`length` tokens from `start`; past the end, unsupervised filling."""
         cut = slice(start, start + length)
-        fill, k = max(0, start + length - len(self.ids)), len(self.topk_ids[0])
+        fill = max(0, start + length - len(self))
         return Tokens(
-            self.ids[cut] + self.ids[-1:] * fill,
-            self.labels[cut] + [IGNORE] * fill,
-            self.topk_ids[cut] + [[IGNORE] * k] * fill,
-            self.topk_logprobs[cut] + [[_NONE] * k] * fill,
+            np.pad(self.ids[cut], (0, fill), mode="edge"),
+            np.pad(self.labels[cut], (0, fill), constant_values=IGNORE),
+            np.pad(self.topk_ids[cut], ((0, fill), (0, 0)), constant_values=IGNORE),
+            np.pad(self.topk_logprobs[cut], ((0, fill), (0, 0)), constant_values=_NONE),
         )
 
 
@@ -45,67 +53,80 @@ class Batch:
     targets: Targets
 
 
-def from_row(row: dict[str, Any]) -> Tokens:
+def from_row(row: TargetRow) -> Tokens:
     """A target row as tokens: a forced row is supervised everywhere, a generated one on its continuation."""
-    prompt, target = row["prompt_ids"], row["target_ids"]
-    if row["mode"] == "forced":
-        return Tokens(prompt, target, row["topk_ids"], row["topk_logprobs"])
-    k, unsupervised = len(row["topk_ids"][0]), len(prompt) - 1
+    if row.mode == "forced":
+        return Tokens(row.prompt_ids, row.target_ids, row.topk_ids, row.topk_logprobs)
+    unsupervised = len(row.prompt_ids) - 1
     return Tokens(
-        prompt + target[:-1],
-        [IGNORE] * unsupervised + target,
-        [[IGNORE] * k] * unsupervised + row["topk_ids"],
-        [[_NONE] * k] * unsupervised + row["topk_logprobs"],
+        np.concatenate([row.prompt_ids, row.target_ids[:-1]]),
+        np.pad(row.target_ids, (unsupervised, 0), constant_values=IGNORE),
+        np.pad(row.topk_ids, ((unsupervised, 0), (0, 0)), constant_values=IGNORE),
+        np.pad(row.topk_logprobs, ((unsupervised, 0), (0, 0)), constant_values=_NONE),
     )
 
 
-def repeated(passage: list[int], length: int, k: int) -> Tokens:
+def repeated(passage: Ids, length: int, k: int) -> Tokens:
     """A passage repeated to `length`; from its second occurrence on, the label is the copy."""
     n = len(passage)
-    ids = (passage * (length // n + 2))[: length + 1]
-    labels = [IGNORE] * (n - 1) + ids[n:]
-    return Tokens(ids[:length], labels[:length], [[IGNORE] * k] * length, [[_NONE] * k] * length)
+    ids = np.tile(passage, length // n + 2)
+    labels = ids[1 : length + 1].copy()
+    labels[: n - 1] = IGNORE
+    return Tokens(ids[:length], labels, np.full((length, k), IGNORE, np.int32), np.full((length, k), _NONE, np.float32))
 
 
 class Sampler:
-    """Draws training windows of a wanted length from the rows of a target set."""
+    """Draws training windows of a wanted length from some rows of a target set, which stay on disk until drawn."""
 
-    def __init__(self, rows: Sequence[dict[str, Any]], mixture: MixtureConfig, seed: int) -> None:
-        self.forced = [from_row(r) for r in rows if r["mode"] == "forced"]
-        self.generated = [from_row(r) for r in rows if r["mode"] == "generated"]
-        self.mixture, self.seed = mixture, seed
+    def __init__(self, rows: TargetRows, use: Sequence[int], mixture: MixtureConfig, seed: int) -> None:
+        self.rows, self.mixture, self.seed = rows, mixture, seed
+        self.forced = [i for i in use if rows.modes[i] == "forced"]
+        self.generated = [i for i in use if rows.modes[i] == "generated"]
 
     def draw(self, step: int, index: int, length: int) -> Tokens:
-        """Window `index` of a step's batch."""
+        """Window `index` of a step."""
         rng = random.Random(seed_for(self.seed, "window", step, index))
         weights = self.mixture.model_dump()
         kind = rng.choices(list(weights), list(weights.values()))[0]
         if kind == "repeated":
             return self._repeated(rng, length)
-        rows = self.generated if kind == "generated" else []
-        tokens = rng.choice(rows or [t for t in self.forced if len(t.ids) >= length])
+        found = self.generated if kind == "generated" else []
+        row = rng.choice(found or [i for i in self.forced if self.rows.lengths[i] >= length])
+        tokens = from_row(self.rows[row])
         # Generated rows are filled up: their last token is only a label, and leaving out those that ended early
         # would hide every EOS from the drafter.
-        return tokens.window(rng.randrange(max(0, len(tokens.ids) - length) + 1), length)
+        return tokens.window(rng.randrange(max(0, len(tokens) - length) + 1), length)
 
     def _repeated(self, rng: random.Random, length: int) -> Tokens:
-        tokens = rng.choice(self.forced)
+        tokens = from_row(self.rows[rng.choice(self.forced)])
         n = rng.randrange(16, max(17, length // 2))
-        start = rng.randrange(len(tokens.ids) - n + 1)
-        return repeated(tokens.ids[start : start + n], length, len(tokens.topk_ids[0]))
+        start = rng.randrange(len(tokens) - n + 1)
+        return repeated(tokens.ids[start : start + n], length, tokens.topk_ids.shape[1])
+
+
+def split_validation(rows: TargetRows, count: int) -> tuple[list[int], list[int]]:
+    """(training rows, validation rows): the last `count` forced rows and all else of their documents are held out.
+
+    Validation rows are the forced ones.
+    """
+    forced = [i for i, mode in enumerate(rows.modes) if mode == "forced"]
+    held_out = {rows.doc_ids[i] for i in forced[len(forced) - count :]}
+    kept = [i for i, doc in enumerate(rows.doc_ids) if doc not in held_out]
+    return kept, [i for i in forced if rows.doc_ids[i] in held_out]
 
 
 def collate(windows: list[Tokens], to_head: Tensor | None, device: str) -> Batch:
     """Windows of one length as tensors; `to_head[id]` is the drafter head's output for an id, or -1."""
-    ids = torch.tensor([w.ids for w in windows], device=device)
-    labels = torch.tensor([w.labels for w in windows], device=device)
-    topk_ids = torch.tensor([w.topk_ids for w in windows], device=device)
-    logprobs = torch.tensor([w.topk_logprobs for w in windows], device=device)
+
+    def stacked(name: str) -> Tensor:
+        return torch.from_numpy(np.stack([getattr(w, name) for w in windows])).to(device)
+
+    ids, labels, topk_ids = (stacked(name).long() for name in ("ids", "labels", "topk_ids"))
     if to_head is not None:
         labels = torch.where(labels == IGNORE, IGNORE, to_head[labels.clamp_min(0)])
         labels = torch.where(labels == -1, IGNORE, labels)  # the head cannot say it: nothing to learn there
         topk_ids = torch.where(topk_ids == IGNORE, -1, to_head[topk_ids.clamp_min(0)])
-    return Batch(ids, Targets(labels, topk_ids, logprobs))
+    return Batch(ids, Targets(labels, topk_ids, stacked("topk_logprobs")))
 
 
 def head_index(ids: Tensor | None, vocab_size: int) -> Tensor | None:

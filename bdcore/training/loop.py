@@ -1,47 +1,36 @@
-"""The resumable training loop: draw a batch and a budget, one step on L_A + lam * L_C, log, validate, checkpoint."""
+"""The resumable training loop: draw sequences and views, one step on L_A + lam * L_C, log, validate, checkpoint."""
 
+import contextlib
 import math
-import random
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 
 from bdcore.config import TrainingConfig
-from bdcore.kv.budget import FULL
 from bdcore.models.drafter import Drafter
 from bdcore.runtime import seed_for, torch_dtype
+from bdcore.targets.rows import TargetRows
 from bdcore.training import checkpoint
-from bdcore.training.batches import Batch, Sampler, collate, head_index
-from bdcore.training.checkpoint import TrainingState
+from bdcore.training.batches import Batch, Sampler, Tokens, collate, head_index, split_validation
+from bdcore.training.checkpoint import Checkpoints, TrainingState
 from bdcore.training.losses import LossSum
-from bdcore.training.objective import StepLoss, joint_loss
+from bdcore.training.objective import Draw, StepLoss, draw, joined, losses, supervised
+from bdcore.training.team import ALONE, Team
+from bdcore.training.validation import score, validate
+from bdcore.training.views import checkpoint_layers
 
-OnStep = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What a step trains on, a function of (seed, step) alone."""
-
-    prefix: int
-    budget: int | None
+Record = dict[str, Any]
+OnStep = Callable[[Record], None]
 
 
-def draw(config: TrainingConfig, seed: int, step: int) -> Draw:
-    rng = random.Random(seed_for(seed, "view", step))
-    prefix, budget = _weighted(rng, config.prefix_lengths), _weighted(rng, config.views.budgets)
-    if not config.lam:
-        return Draw(prefix, None)
-    return Draw(prefix, prefix if budget == FULL else budget)
-
-
-def _weighted(rng: random.Random, weights: dict[int, float]) -> int:
-    # Ascending: the order in which a configuration lists them is no part of its key.
-    values = sorted(weights)
-    return rng.choices(values, [weights[v] for v in values])[0]
+class Interrupted(RuntimeError):
+    """Training was asked to end (SIGTERM). Its state is saved; the same command goes on from there."""
 
 
 def rate(step: int, config: TrainingConfig) -> float:
@@ -52,51 +41,87 @@ def rate(step: int, config: TrainingConfig) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def train(
-    drafter: Drafter,
-    rows: Sequence[dict[str, Any]],
-    config: TrainingConfig,
-    *,
-    seed: int,
-    dtype: str,
-    checkpoint_path: Path,
-    freeze_embedding: bool = True,
-    on_step: OnStep | None = None,
-) -> list[dict[str, Any]]:
-    """Train `drafter` in place and return the log, one record per step.
+@dataclass(frozen=True)
+class Stage:
+    """What a training stage works with."""
 
-    Continues from `checkpoint_path` when it exists; an interrupted run then ends bit-equal to an uninterrupted one on
-    the CPU. A step with a loss or gradient that is not finite is skipped and counted. The last `config.validation`
-    forced rows are never trained on.
+    drafter: Drafter
+    rows: TargetRows
+    config: TrainingConfig
+    seed: int
+    dtype: str
+    """Of autocast; weights stay float32."""
+    checkpoints: Checkpoints
+    freeze_embedding: bool = True
+    team: Team = ALONE
+
+
+def train(stage: Stage, on_step: OnStep | None = None) -> TrainingState:
+    """Train the drafter in place and return the state at its end, with one log record per step.
+
+    Continues from the checkpoint when there is one; an interrupted run then ends bit-equal to an uninterrupted one on
+    the CPU. A step with a loss or gradient that is not finite is skipped and counted. The last
+    `validation.sequences` forced rows are never trained on. With `validation.keep = best` the drafter ends with the
+    best weights; else with the last. Raises Interrupted on SIGTERM.
     """
-    model = drafter.model
-    model.model.embed_tokens.requires_grad_(not freeze_embedding)
+    config, model, team = stage.config, stage.drafter.model, stage.team
+    model.model.embed_tokens.requires_grad_(not stage.freeze_embedding)
+    if config.gradient_checkpointing:
+        checkpoint_layers(model)
     optimizer = _optimizer(model, config)
-    state = checkpoint.load(checkpoint_path, model, optimizer) or TrainingState(0, [])
-    kept, held_out = split_validation(rows, config.validation)
-    sampler = Sampler(kept, config.mixture, seed)
-    validation = Sampler(held_out, config.mixture.model_copy(update={"forced": 1, "generated": 0, "repeated": 0}), seed)
+    state = checkpoint.load(stage.checkpoints.state, model, optimizer) or TrainingState()
+    kept, held_out = split_validation(stage.rows, config.validation.sequences)
+    sampler = Sampler(stage.rows, kept, config.mixture, stage.seed)
+    judged = Sampler(stage.rows, held_out, config.mixture.model_copy(update=_FORCED_ONLY), stage.seed)
+    collated = partial(_collated, stage.drafter)
     model.train()
-    while state.step < config.steps:
-        record = _step(drafter, optimizer, sampler, config, seed=seed, step=state.step, dtype=dtype)
-        state.step += 1
-        if held_out and (state.step % config.eval_every == 0 or state.step == config.steps):
-            record["agreement"] = agreement_by_view(drafter, validation, len(held_out), config, seed, dtype)
-        state.log.append(record)
-        if on_step:
-            on_step(record)
-        if state.step % config.checkpoint_every == 0 or state.step == config.steps:
-            checkpoint.save(checkpoint_path, state, model, optimizer)
+    with _listening() as told:
+        while state.step < config.steps and not _stale(state, config):
+            record = _step(stage, optimizer, sampler, collated, state.step)
+            state.step += 1
+            if held_out and (state.step % config.validation.every == 0 or state.step == config.steps):
+                _judge(stage, state, record, partial(validate, stage.drafter, judged, collated, config))
+            state.log.append(record)
+            if on_step and team.leads:
+                on_step(record)
+            stop = bool(team.sums(float(told.is_set()))[0])
+            if team.leads and (stop or state.step % config.checkpoint_every == 0 or _ended(state, config)):
+                checkpoint.save(stage.checkpoints.state, state, model, optimizer)
+            if stop and not _ended(state, config):
+                raise Interrupted(f"stopped after step {state.step} of {config.steps}; run the same command to go on")
+    if config.validation.keep == "best" and state.best_step not in (0, state.step):
+        checkpoint.load(stage.checkpoints.best, model)
     model.eval()
-    return state.log
+    return state
 
 
-def split_validation(rows: Sequence[dict[str, Any]], count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(training rows, validation rows): the last `count` forced rows and all else of their documents are held out."""
-    forced = [row["doc_id"] for row in rows if row["mode"] == "forced"]
-    held_out = set(forced[len(forced) - count :])
-    kept = [row for row in rows if row["doc_id"] not in held_out]
-    return kept, [row for row in rows if row["doc_id"] in held_out and row["mode"] == "forced"]
+_FORCED_ONLY = {"forced": 1.0, "generated": 0.0, "repeated": 0.0}
+
+
+def _stale(state: TrainingState, config: TrainingConfig) -> bool:
+    return bool(config.validation.patience) and state.stale >= config.validation.patience
+
+
+def _ended(state: TrainingState, config: TrainingConfig) -> bool:
+    return state.step == config.steps or _stale(state, config)
+
+
+@contextlib.contextmanager
+def _listening() -> Generator[threading.Event]:
+    """Set on SIGTERM, so that a step is finished and saved first. Only the main thread may listen."""
+    told = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield told
+        return
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        told.set()
+
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _optimizer(model: Any, config: TrainingConfig) -> torch.optim.AdamW:
@@ -109,94 +134,108 @@ def _optimizer(model: Any, config: TrainingConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, weight_decay=config.weight_decay, betas=(0.9, 0.95))
 
 
-def _batch(drafter: Drafter, sampler: Sampler, count: int, step: int, length: int) -> Batch:
-    windows = [sampler.draw(step, index, length) for index in range(count)]
+def _collated(drafter: Drafter, windows: list[Tokens]) -> Batch:
     model = drafter.model
     return collate(windows, head_index(drafter.ids, model.config.vocab_size), str(model.device))
 
 
 def _step(
-    drafter: Drafter,
+    stage: Stage,
     optimizer: torch.optim.Optimizer,
     sampler: Sampler,
-    config: TrainingConfig,
-    *,
-    seed: int,
+    collated: Callable[[list[Tokens]], Batch],
     step: int,
-    dtype: str,
-) -> dict[str, Any]:
-    chosen = draw(config, seed, step)
-    batch = _batch(drafter, sampler, config.batch_size, step, chosen.prefix + config.continuation)
+) -> Record:
+    config, drafter, team = stage.config, stage.drafter, stage.team
+    chosen = draw(config, stage.seed, step)
+    first = team.rank * config.accumulate
+    batches = [
+        collated([sampler.draw(step, index, chosen.prefix + config.continuation) for index in _indices(config, m)])
+        for m in range(first, first + config.accumulate)
+    ]
+    # Means are over all tokens of the step, whichever forward or process they are in; their number is known before.
+    counts = [supervised(batch, config, chosen) for batch in batches]
+    tokens_a, tokens_c = (int(n) for n in team.sums(sum(a for a, _ in counts), sum(c for _, c in counts)))
     factor = rate(step, config)
     for group in optimizer.param_groups:
         group["lr"] = group["base"] * factor
     optimizer.zero_grad(set_to_none=True)
-    with _autocast(drafter, dtype):
-        out = joint_loss(
-            drafter, batch, config, prefix=chosen.prefix, budget=chosen.budget, seed=seed_for(seed, "policy", step)
-        )
-    supervised = out.full.tokens + (out.sparse.tokens if out.sparse else 0)
-    record = _record(step, chosen, out, config.learning_rate * factor)
-    if not supervised or not torch.isfinite(out.loss):
+    found = [_backward(stage, batch, chosen, tokens_a, tokens_c, step) for batch in batches] if tokens_a else []
+    record = _record(team, step, chosen, found, config.learning_rate * factor)
+    if not found:
         return {**record, "skipped": True}
-    out.loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_((p for p in drafter.model.parameters() if p.requires_grad), config.clip)
+    parameters = [p for p in drafter.model.parameters() if p.requires_grad]
+    team.sum_gradients(parameters)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip)
     if not torch.isfinite(norm):
         return {**record, "skipped": True}
     optimizer.step()
     return {**record, "grad_norm": float(norm)}
 
 
-def _autocast(drafter: Drafter, dtype: str) -> Any:
-    device = drafter.model.device.type
-    return torch.autocast(device, dtype=torch_dtype(dtype), enabled=dtype != "float32")
+def _indices(config: TrainingConfig, micro_batch: int) -> range:
+    return range(micro_batch * config.batch_size, (micro_batch + 1) * config.batch_size)
 
 
-def _record(step: int, chosen: Draw, out: StepLoss, learning_rate: float) -> dict[str, Any]:
-    def figures(part: LossSum | None) -> tuple[float | None, float | None, int]:
-        if part is None or not part.tokens:
-            return None, None, 0
-        mean = float(part.mean().detach())
-        return (mean if math.isfinite(mean) else None), part.agreed / part.tokens, part.tokens
+def _backward(stage: Stage, batch: Batch, chosen: Draw, tokens_a: int, tokens_c: int, step: int) -> StepLoss:
+    """Add this batch's share to the gradients. Its sums, without a graph."""
+    device = stage.drafter.model.device.type
+    with torch.autocast(device, dtype=torch_dtype(stage.dtype), enabled=stage.dtype != "float32"):
+        out = losses(stage.drafter, batch, stage.config, chosen, seed=seed_for(stage.seed, "policy", step))
+    loss = out.full.total / tokens_a
+    if out.sparse is not None and tokens_c:
+        loss = loss + stage.config.lam * out.sparse.total / tokens_c
+    loss.backward()
+    return StepLoss(_bare(out.full), {name: _bare(part) for name, part in out.views.items()})
 
-    loss_a, agree_a, tokens_a = figures(out.full)
-    loss_c, agree_c, tokens_c = figures(out.sparse)
+
+def _bare(part: LossSum) -> LossSum:
+    return LossSum(part.total.detach(), part.tokens, part.agreed)
+
+
+def _record(team: Team, step: int, chosen: Draw, found: list[StepLoss], learning_rate: float) -> Record:
+    names = sorted({block.sight.name for block in chosen.blocks})
+    parts = [[out.full for out in found], *([out.views[name] for out in found] for name in names)]
+    figures = [_figures(team, part) for part in parts]
+    sparse = _figures(team, [part for group in parts[1:] for part in group])
     return {
         "step": step + 1,
         "prefix": chosen.prefix,
-        "budget": chosen.budget,
-        "loss_a": loss_a,
-        "loss_c": loss_c,
-        "agree_a": agree_a,
-        "agree_c": agree_c,
-        "tokens": tokens_a + tokens_c,
+        "loss_a": figures[0]["loss"],
+        "agree_a": figures[0]["agreement"],
+        "loss_c": sparse["loss"],
+        "agree_c": sparse["agreement"],
+        "views": dict(zip(names, figures[1:], strict=True)),
+        "tokens": figures[0]["tokens"] + sparse["tokens"],
         "learning_rate": learning_rate,
         "skipped": False,
         "grad_norm": None,
     }
 
 
-@torch.no_grad()
-def agreement_by_view(
-    drafter: Drafter, sampler: Sampler, rows: int, config: TrainingConfig, seed: int, dtype: str
-) -> dict[str, float]:
-    """Teacher-forced agreement with the verifier on held-out documents: `full`, and each sparse budget by number.
+def _figures(team: Team, parts: list[LossSum]) -> Record:
+    """Mean loss, agreement and number of tokens over all forwards and processes; None where undefined."""
+    whole = joined(parts) if parts else None
+    mine = (float(whole.total), whole.tokens, whole.agreed) if whole else (0.0, 0, 0)
+    total, tokens, agreed = team.sums(*mine)
+    mean = total / tokens if tokens else float("nan")
+    return {
+        "loss": mean if math.isfinite(mean) else None,
+        "agreement": agreed / tokens if tokens else None,
+        "tokens": int(tokens),
+    }
 
-    Continuations after the longest prefix; the same windows at every validation.
-    """
-    prefix = max(config.prefix_lengths)
-    only_tail = config.model_copy(update={"supervise": "continuation", "lam": 1.0})
-    sums: dict[str, list[int]] = {}
-    budgets = [b for b in config.views.budgets if b != FULL] if config.lam else []
-    drafter.model.eval()
-    for row in range(rows):
-        batch = _batch(drafter, sampler, 1, -1 - row, prefix + config.continuation)
-        for budget in budgets or [None]:
-            with _autocast(drafter, dtype):
-                out = joint_loss(drafter, batch, only_tail, prefix=prefix, budget=budget, seed=seed)
-            for name, part in (("full", out.full), (str(budget), out.sparse)):
-                if part is not None:
-                    agreed, tokens = sums.setdefault(name, [0, 0])
-                    sums[name] = [agreed + part.agreed, tokens + part.tokens]
-    drafter.model.train()
-    return {name: agreed / tokens for name, (agreed, tokens) in sums.items() if tokens}
+
+def _judge(stage: Stage, state: TrainingState, record: Record, measure: Callable[..., dict[str, Any]]) -> None:
+    """Validate on the leading rank; everyone learns the score, so that all stop at the same step."""
+    found: dict[str, Any] = {}
+    if stage.team.leads:
+        found = measure(seed=seed_for(stage.seed, "validation"))
+    value = stage.team.sums(score(found) if stage.team.leads else 0.0)[0]
+    record.update(found, score=value if math.isfinite(value) else None)
+    if value > state.best_score:
+        state.best_step, state.best_score, state.stale = state.step, value, 0
+        if stage.team.leads:
+            checkpoint.save_weights(stage.checkpoints.best, stage.drafter.model)
+    else:
+        state.stale += 1

@@ -1,16 +1,26 @@
-"""Losses per token against the verifier: pure functions of logits and targets. Means are taken over tokens, late.
+"""Losses per token against the verifier: pure functions of the drafter's log-probabilities and targets. They are added
+up here, with their counts; means are taken late. All are in nats, except total variation, a probability.
 
-Legend: N tokens, V drafter vocabulary, K top-k.
+Legend: B batch, T positions, N tokens, E hidden width, V outputs of the drafter's head, K top-k, J = 1 + K.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from bdcore.config import LossConfig
 
 IGNORE = -100
+Head = Callable[[Tensor], Tensor]
+
+_FLOOR = -1e4
+_NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,25 @@ class Targets:
         """The same for a range of positions of (B, T) targets."""
         return Targets(self.labels[:, part], self.topk_ids[:, part], self.topk_logprobs[:, part])
 
+    def picked(self, mask: Tensor) -> "Targets":
+        """The tokens where a boolean mask of the shape of `labels` holds, in one row: (N,)."""
+        return Targets(self.labels[mask], self.topk_ids[mask], self.topk_logprobs[mask])
+
+    def split(self, size: int) -> "Iterator[Targets]":
+        """(N,) targets in pieces of at most `size` tokens."""
+        parts = (self.labels.split(size), self.topk_ids.split(size), self.topk_logprobs.split(size))
+        return (Targets(*part) for part in zip(*parts, strict=True))
+
+    @property
+    def supervised(self) -> Tensor:
+        """Which tokens are supervised: boolean, of the shape of `labels`."""
+        return self.labels != IGNORE
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are supervised."""
+        return int(self.supervised.sum())
+
 
 @dataclass(frozen=True)
 class LossSum:
@@ -42,36 +71,160 @@ class LossSum:
         return self.total / self.tokens if self.tokens else self.total.detach() * 0
 
 
-def top_k_kl(logprobs_NV: Tensor, topk_ids_NK: Tensor, topk_logprobs_NK: Tensor) -> Tensor:
-    """Forward KL from the verifier to the drafter over the verifier's top-k, up to its own entropy: (N,).
+def cross_entropy(logprobs_NV: Tensor, targets: Targets) -> Tensor:
+    """-log q(label): (N,), 0 at IGNOREd tokens."""
+    return F.nll_loss(logprobs_NV, targets.labels, ignore_index=IGNORE, reduction="none")
 
-    The verifier's mass on those k is renormalised; ids the drafter's head lacks drop out.
+
+def kl(logprobs_NV: Tensor, targets: Targets) -> Tensor:
+    """KL(verifier || drafter): (N,). The verifier is its top-k, renormalised over the ids the head has; the drafter
+    keeps its whole head, so that mass elsewhere costs. Equals `cross_entropy` where there is no top-k.
     """
-    known = topk_ids_NK >= 0
-    weights = topk_logprobs_NK.exp() * known
-    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-9)
-    return -(weights * logprobs_NV.gather(-1, topk_ids_NK.clamp_min(0))).sum(-1)
+    logp_NJ, logq_NJ = _pair(logprobs_NV, targets)
+    p_NJ = logp_NJ.softmax(-1)
+    return -(p_NJ * logq_NJ).sum(-1) - torch.special.entr(p_NJ).sum(-1)
 
 
-def token_loss(logits_NV: Tensor, targets: Targets, *, kl_weight: float) -> Tensor:
-    """(1 - kl_weight) * CE to x* + kl_weight * KL on the verifier's top-k; plain CE where there is no top-k: (N,)."""
-    logprobs = logits_NV.float().log_softmax(-1)
-    ce = F.nll_loss(logprobs, targets.labels, ignore_index=IGNORE, reduction="none")
-    if not kl_weight:
-        return ce
-    has_top_k = (targets.topk_ids >= 0).any(-1) & torch.isfinite(targets.topk_logprobs).any(-1)
-    kl = top_k_kl(logprobs, targets.topk_ids, targets.topk_logprobs)
-    supervised = targets.labels != IGNORE
-    return torch.where(has_top_k, (1 - kl_weight) * ce + kl_weight * kl, ce) * supervised
+def reverse_kl(logprobs_NV: Tensor, targets: Targets) -> Tensor:
+    """KL(drafter || verifier), both renormalised over the ids of the top-k that the head has: (N,).
+
+    It compares ratios among those ids alone: mass elsewhere is free. Fewer than two ids have no ratio, and a one-hot
+    verifier would make it infinite: `cross_entropy` there.
+    """
+    logp_NJ, logq_NJ = _pair(logprobs_NV, targets)
+    unknown = logp_NJ == _NEVER
+    logq_NJ = logq_NJ.masked_fill(unknown, _NEVER).log_softmax(-1)
+    gap_NJ = (logq_NJ - logp_NJ.log_softmax(-1)).masked_fill(unknown, 0)
+    one_hot = (~unknown).sum(-1) < 2
+    return torch.where(one_hot, cross_entropy(logprobs_NV, targets), (logq_NJ.exp() * gap_NJ).sum(-1))
 
 
-def head_loss(head: Callable[[Tensor], Tensor], hidden_BTE: Tensor, targets: Targets, *, kl_weight: float) -> LossSum:
-    """The summed loss of hidden states through the output head. Only supervised positions reach the head."""
-    supervised = targets.labels != IGNORE
-    tokens = int(supervised.sum())
-    if not tokens:
-        return LossSum(hidden_BTE.sum() * 0, 0, 0)
-    picked = Targets(targets.labels[supervised], targets.topk_ids[supervised], targets.topk_logprobs[supervised])
-    logits_NV = head(hidden_BTE[supervised])
-    agreed = int((logits_NV.argmax(-1) == picked.labels).sum())
-    return LossSum(token_loss(logits_NV, picked, kl_weight=kl_weight).sum(), tokens, agreed)
+def total_variation(logprobs_NV: Tensor, targets: Targets) -> Tensor:
+    """1 - alpha, the probability that sampled decoding rejects a token (see `_log_accepted`): (N,).
+
+    1 - q(label) where there is no top-k.
+    """
+    return -_log_accepted(logprobs_NV, targets).expm1()
+
+
+def lk(logprobs_NV: Tensor, targets: Targets) -> Tensor:
+    """-log(alpha), the acceptance-rate "LK" loss (Samarin et al., arXiv 2602.23881): (N,).
+
+    Its gradient is that of total variation over alpha, so it does not vanish where little is accepted. Equals
+    `cross_entropy` where there is no top-k.
+    """
+    return -_log_accepted(logprobs_NV, targets)
+
+
+LOSSES: dict[str, Callable[[Tensor, Targets], Tensor]] = {
+    "ce": cross_entropy,
+    "kl": kl,
+    "reverse_kl": reverse_kl,
+    "tv": total_variation,
+    "lk": lk,
+}
+"""By their names in `LossConfig`."""
+
+
+def _log_accepted(logprobs_NV: Tensor, targets: Targets) -> Tensor:
+    """log(alpha): (N,). alpha = sum of min(p, q), the probability that sampled speculative decoding accepts.
+
+    p is the verifier's own mass: what it has outside its top-k, or on ids the head lacks, counts as never accepted.
+    Sums of logarithms neither underflow nor divide by 0, so gradients stay finite.
+    """
+    logp_NJ, logq_NJ = _pair(logprobs_NV, targets)
+    return torch.minimum(logp_NJ, logq_NJ).logsumexp(-1)
+
+
+def _pair(logprobs_NV: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    """log p of the verifier (-inf: not known) and log q of the drafter on the label and the top-k: (N, J) each.
+
+    The label holds the verifier's whole mass where there is no top-k, and none where there is one.
+    """
+    known = (targets.topk_ids >= 0) & targets.topk_logprobs.isfinite()
+    logp_NK = targets.topk_logprobs.to(logprobs_NV.dtype).masked_fill(~known, _NEVER)
+    label = torch.zeros_like(logp_NK[:, :1]).masked_fill(known.any(-1, keepdim=True), _NEVER)
+    ids_NJ = torch.cat([targets.labels[:, None], targets.topk_ids], 1).clamp_min(0)
+    # A floor no real logit reaches: with a logit of -inf, 0 * log q and the gradient of logsumexp would be NaN.
+    return torch.cat([label, logp_NK], 1), logprobs_NV.gather(-1, ids_NJ).clamp_min(_FLOOR)
+
+
+def token_loss(
+    logits_NV: Tensor, targets: Targets, weights: LossConfig, token_weights_N: Tensor | None = None
+) -> Tensor:
+    """The weighted sum of the losses of `weights`, times the weight of each token: (N,), 0 at IGNOREd tokens.
+
+    In fp32 (fp64 for fp64 logits). Losses of weight 0 are not computed.
+    """
+    logprobs = _precise(logits_NV).log_softmax(-1)
+    terms = [weight * LOSSES[name](logprobs, targets) for name, weight in weights.model_dump().items() if weight]
+    loss_N = torch.stack(terms).sum(0)
+    if token_weights_N is not None:
+        loss_N = loss_N * token_weights_N
+    return torch.where(targets.supervised, loss_N, 0)
+
+
+def _precise(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def head_loss(
+    head: Head,
+    hidden_BTE: Tensor,
+    targets: Targets,
+    weights: LossConfig,
+    *,
+    chunk: int = 512,
+    token_weights_BT: Tensor | None = None,
+) -> LossSum:
+    """`head_loss_reference` in the memory of `chunk` tokens' logits: the head reads at most that many at a time, and
+    its logits are computed again in the backward pass. `head` must give the same logits both times.
+    """
+    piece_loss = partial(checkpoint, _piece_loss, use_reentrant=False) if torch.is_grad_enabled() else _piece_loss
+    pieces = _pieces(hidden_BTE, targets, token_weights_BT, chunk)
+    return _added([piece_loss(head, weights, *piece) for piece in pieces], hidden_BTE, targets)
+
+
+def head_loss_reference(
+    head: Head,
+    hidden_BTE: Tensor,
+    targets: Targets,
+    weights: LossConfig,
+    *,
+    token_weights_BT: Tensor | None = None,
+) -> LossSum:
+    """The summed loss of hidden states through the output head ((N, E) to logits (N, V)), eager and in one piece.
+
+    Only supervised positions reach the head. Token weights scale `total` alone: `tokens` stays a count.
+    """
+    pieces = _pieces(hidden_BTE, targets, token_weights_BT, targets.labels.numel())
+    return _added([_piece_loss(head, weights, *piece) for piece in pieces], hidden_BTE, targets)
+
+
+Piece = tuple[Tensor, Targets, Tensor | None]
+
+
+def _pieces(hidden_BTE: Tensor, targets: Targets, token_weights_BT: Tensor | None, size: int) -> Iterator[Piece]:
+    """Hidden states, targets and weights of the supervised tokens, at most `size` at a time."""
+    mask = targets.supervised
+    hidden_NE, picked = hidden_BTE[mask], targets.picked(mask)
+    if not len(hidden_NE):
+        return iter(())
+    weights = repeat(None) if token_weights_BT is None else token_weights_BT[mask].split(size)
+    return zip(hidden_NE.split(size), picked.split(size), weights, strict=False)
+
+
+def _piece_loss(
+    head: Head, weights: LossConfig, hidden_NE: Tensor, targets: Targets, token_weights_N: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Summed loss and agreement of some tokens."""
+    logits_NV = head(hidden_NE)
+    total = token_loss(logits_NV, targets, weights, token_weights_N).sum()
+    return total, (logits_NV.argmax(-1) == targets.labels).sum()
+
+
+def _added(sums: list[tuple[Tensor, Tensor]], hidden_BTE: Tensor, targets: Targets) -> LossSum:
+    if not sums:  # the sum of nothing: on the graph, and 0 even where hidden states are not finite
+        return LossSum(_precise(hidden_BTE[:0]).sum(), 0, 0)
+    totals, agreed = zip(*sums, strict=True)
+    return LossSum(torch.stack(totals).sum(), targets.tokens, int(torch.stack(agreed).sum()))

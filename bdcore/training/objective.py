@@ -1,12 +1,13 @@
-"""L = L_A + lam * L_C from one prefix: L_A sees the prefix in full, L_C a sparse view of it (arXiv 2606.00144).
+"""L = L_A + lam * L_C from one prefix: L_A sees it in full, L_C through sparse views (arXiv 2606.00144).
 
-Legend: B batch, T = P + C tokens, P prefix, C continuation.
+Legend: B batch, T tokens, N = blocks x B, C tokens of a block, E hidden size.
 """
 
-import contextlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,21 +15,85 @@ from torch import Tensor
 from bdcore.config import TrainingConfig
 from bdcore.kv.attention import soft_capped
 from bdcore.models.drafter import Drafter
+from bdcore.runtime import seed_for
 from bdcore.training.batches import Batch
-from bdcore.training.losses import LossSum, head_loss
-from bdcore.training.views import detached, extend, sparse
+from bdcore.training.losses import LossSum, Targets, head_loss
+from bdcore.training.views import Block, Sight, View, detached, extend, sparse
+
+Choice = TypeVar("Choice", int, str)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a step trains on: a function of (seed, step) alone."""
+
+    prefix: int
+    blocks: list[Block]
+    """Blocks of `continuation` tokens with the view each has of what comes before it; none where lam = 0."""
+
+
+def draw(config: TrainingConfig, seed: int, step: int) -> Draw:
+    rng = random.Random(seed_for(seed, "view", step))
+    prefix = _weighted(rng, config.prefix_lengths)
+    if not config.lam:
+        return Draw(prefix, [])
+    return Draw(prefix, [Block(start, _sight(rng, config)) for start in starts(config, prefix)])
+
+
+def starts(config: TrainingConfig, prefix: int) -> list[int]:
+    """Where blocks begin: after the prefix, or in dense supervision after every `continuation` tokens."""
+    first = prefix if config.supervise != "dense" else prefix % config.continuation or config.continuation
+    every = range(first, prefix + 1, config.continuation)
+    return [start for start in every for _ in range(config.views.per_step)]
+
+
+def _sight(rng: random.Random, config: TrainingConfig) -> Sight:
+    views = config.views
+    return Sight(_weighted(rng, views.policy), _weighted(rng, views.budgets), _weighted(rng, views.position_mode))
+
+
+def _weighted(rng: random.Random, weights: dict[Choice, float]) -> Choice:
+    # Ascending: the order in which a configuration lists them is no part of its key.
+    values = sorted(weights)
+    return rng.choices(values, [weights[v] for v in values])[0]
 
 
 @dataclass(frozen=True)
 class StepLoss:
-    """Both branches of one step; `sparse` is None where lam = 0."""
+    """Sums of both branches. `views`: L_C by the name of its view."""
 
-    loss: Tensor
     full: LossSum
-    sparse: LossSum | None
-    budget: int | None
-    cached: int
-    """Keys per layer and head of the sparse view."""
+    views: dict[str, LossSum]
+
+    @property
+    def sparse(self) -> LossSum | None:
+        return joined(list(self.views.values())) if self.views else None
+
+
+def joined(parts: Sequence[LossSum]) -> LossSum:
+    total = torch.stack([part.total for part in parts]).sum()
+    return LossSum(total, sum(part.tokens for part in parts), sum(part.agreed for part in parts))
+
+
+def losses(drafter: Drafter, batch: Batch, config: TrainingConfig, chosen: Draw, *, seed: int) -> StepLoss:
+    """Both losses of a batch. The sequence is read once and not changed."""
+    model, head = drafter.model, _head(drafter.model)
+    hidden, view = _read(model, batch.ids_BT, chosen.prefix, everywhere=config.supervise != "continuation")
+    first = batch.ids_BT.shape[1] - hidden.shape[1]
+    full = head_loss(head, hidden, batch.targets[first:], config.loss_a)
+    if not chosen.blocks:
+        return StepLoss(full, {})
+    seen = sparse(
+        detached(view) if config.detach_prefix else view,
+        chosen.blocks,
+        rule=partial(config.views.selection, seed=seed),
+        window=config.views.window,
+        model=model,
+    )
+    part = partial(_cut, blocks=chosen.blocks, length=config.continuation)
+    hidden_NCE, _ = extend(model, part(batch.ids_BT), view=seen)
+    targets = Targets(part(batch.targets.labels), part(batch.targets.topk_ids), part(batch.targets.topk_logprobs))
+    return StepLoss(full, _by_view(head, hidden_NCE, targets, config, chosen.blocks))
 
 
 def _head(model: Any) -> Callable[[Tensor], Tensor]:
@@ -37,29 +102,39 @@ def _head(model: Any) -> Callable[[Tensor], Tensor]:
     return lambda hidden: soft_capped(model.lm_head(hidden), cap)
 
 
-def joint_loss(
-    drafter: Drafter, batch: Batch, config: TrainingConfig, *, prefix: int, budget: int | None, seed: int
-) -> StepLoss:
-    """The loss of one batch. With `budget` None only L_A is computed. The prefix is read once and not changed."""
-    model, head = drafter.model, _head(drafter.model)
-    everywhere = config.supervise == "all"
-    with contextlib.nullcontext() if everywhere else torch.no_grad():
-        hidden_prefix, view = extend(model, batch.ids_BT[:, :prefix], window=config.views.window)
-    tail = batch.ids_BT[:, prefix:]
-    hidden_tail, _ = extend(model, tail, view=view, window=config.views.window)
-    hidden, targets = hidden_tail, batch.targets[prefix:]
+def _read(model: Any, ids_BT: Tensor, prefix: int, *, everywhere: bool) -> tuple[Tensor, View]:
+    """(hidden states of the supervised tokens, view of all)."""
     if everywhere:
-        hidden, targets = torch.cat([hidden_prefix, hidden_tail], 1), batch.targets
-    full = head_loss(head, hidden, targets, kl_weight=config.kl_weight)
-    if budget is None:
-        return StepLoss(full.mean(), full, None, None, 0)
-    seen = sparse(
-        detached(view) if config.detach_prefix else view,
-        budget=budget,
-        selection=config.views.selection(seed),
-        position_mode=config.views.position_mode,
-        model=model,
-    )
-    hidden_sparse, _ = extend(model, tail, view=seen, window=config.views.window)
-    part = head_loss(head, hidden_sparse, batch.targets[prefix:], kl_weight=config.kl_weight)
-    return StepLoss(full.mean() + config.lam * part.mean(), full, part, budget, seen.cached)
+        return extend(model, ids_BT)
+    with torch.no_grad():
+        _, before = extend(model, ids_BT[:, :prefix])
+    return extend(model, ids_BT[:, prefix:], view=before)
+
+
+def _cut(x_BT: Tensor, blocks: Sequence[Block], length: int) -> Tensor:
+    return torch.cat([x_BT[:, block.start : block.start + length] for block in blocks])
+
+
+def _by_view(
+    head: Callable[[Tensor], Tensor],
+    hidden_NCE: Tensor,
+    targets: Targets,
+    config: TrainingConfig,
+    blocks: Sequence[Block],
+) -> dict[str, LossSum]:
+    B = hidden_NCE.shape[0] // len(blocks)
+    names = [block.sight.name for block in blocks for _ in range(B)]
+    out: dict[str, LossSum] = {}
+    for name in sorted(set(names)):
+        of = torch.tensor([n for n, other in enumerate(names) if other == name], device=hidden_NCE.device)
+        mine = Targets(targets.labels[of], targets.topk_ids[of], targets.topk_logprobs[of])
+        out[name] = head_loss(head, hidden_NCE[of], mine, config.loss_c)
+    return out
+
+
+def supervised(batch: Batch, config: TrainingConfig, chosen: Draw) -> tuple[int, int]:
+    """(tokens of L_A, tokens of L_C), known before any forward: what means are taken over."""
+    labels = batch.targets.labels
+    first = chosen.prefix if config.supervise == "continuation" else 0
+    tail = _cut(labels, chosen.blocks, config.continuation) if chosen.blocks else labels[:, :0]
+    return int((labels[:, first:] >= 0).sum()), int((tail >= 0).sum())

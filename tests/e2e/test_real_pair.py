@@ -83,7 +83,7 @@ def tokenizer(source):
 
 @pytest.fixture(scope="module")
 def prompts(config, tokenizer):
-    documents = load_documents(config.grid.corpus)
+    documents = load_documents(config.grid.corpus[0])
     return build_prompts(documents, tokenizer, length=LENGTH, count=PROMPTS, seed=5).prompts
 
 

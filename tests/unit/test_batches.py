@@ -2,10 +2,12 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
 from bdcore.config import MixtureConfig
+from bdcore.targets.rows import TargetRows
 from bdcore.training.batches import Sampler, collate, from_row, head_index, repeated
 from bdcore.training.losses import IGNORE
 from tests.unit.training_helpers import forced_row, generated_row, rows, window
@@ -15,49 +17,57 @@ EOS = 2
 
 def sampler(mixture=None, seed=0, extra=()):
     mixture = MixtureConfig(**(mixture or {"forced": 1}))
-    return Sampler([*rows(4), *extra], mixture, seed)
+    found = TargetRows.of([*rows(4), *extra])
+    return Sampler(found, range(len(found)), mixture, seed)
+
+
+def tokens_of(row):
+    return from_row(TargetRows.of([row])[0])
+
+
+def parts(tokens):
+    return [part.tolist() for part in (tokens.ids, tokens.labels, tokens.topk_ids, tokens.topk_logprobs)]
 
 
 def test_eos_label_stays_and_filling_is_unsupervised():
     """B26: targets 5 6 7 EOS, filled up with EOS's own id to length 6 after the prompt."""
-    tokens = from_row(generated_row(0, [9], [5, 6, 7, EOS], "eos")).window(0, 6)
-    assert tokens.labels == [5, 6, 7, EOS, IGNORE, IGNORE]
-    assert tokens.ids[:4] == [9, 5, 6, 7] and len(tokens.ids) == 6
-    assert tokens.topk_ids[3][0] == EOS and tokens.topk_ids[4:] == [[IGNORE] * 3] * 2
+    tokens = tokens_of(generated_row(0, [9], [5, 6, 7, EOS], "eos")).window(0, 6)
+    assert tokens.labels.tolist() == [5, 6, 7, EOS, IGNORE, IGNORE]
+    assert tokens.ids[:4].tolist() == [9, 5, 6, 7] and len(tokens) == 6
+    assert tokens.topk_ids[3][0] == EOS and (tokens.topk_ids[4:] == IGNORE).all() and len(tokens.topk_ids) == 6
 
 
 def test_no_eos_is_invented_for_a_target_that_hit_the_length_limit():
-    tokens = from_row(generated_row(0, [9, 8], [5, 6, 7], "length"))
-    assert tokens.labels == [IGNORE, 5, 6, 7] and tokens.ids == [9, 8, 5, 6]
+    tokens = tokens_of(generated_row(0, [9, 8], [5, 6, 7], "length"))
+    assert tokens.labels.tolist() == [IGNORE, 5, 6, 7] and tokens.ids.tolist() == [9, 8, 5, 6]
 
 
 def test_generated_row_is_supervised_on_its_continuation_and_a_forced_one_everywhere():
-    tokens = from_row(generated_row(0, [9, 8, 7], [5, 6], "length"))
-    assert tokens.labels == [IGNORE, IGNORE, 5, 6]
-    assert [t == [IGNORE] * 3 for t in tokens.topk_ids] == [True, True, False, False]
+    tokens = tokens_of(generated_row(0, [9, 8, 7], [5, 6], "length"))
+    assert tokens.labels.tolist() == [IGNORE, IGNORE, 5, 6]
+    assert (tokens.topk_ids == IGNORE).all(1).tolist() == [True, True, False, False]
     row = forced_row(1)
-    assert from_row(row).labels == row["target_ids"] and from_row(row).ids == row["prompt_ids"]
+    assert parts(tokens_of(row))[:2] == [row["prompt_ids"], row["target_ids"]]
 
 
 def test_every_part_of_a_window_has_its_length_and_place():
-    whole = from_row(forced_row(3))
+    whole = tokens_of(forced_row(3))
     cut = whole.window(5, 10)
-    assert (cut.ids, cut.labels) == (whole.ids[5:15], whole.labels[5:15])
-    assert (cut.topk_ids, cut.topk_logprobs) == (whole.topk_ids[5:15], whole.topk_logprobs[5:15])
+    assert parts(cut) == [part[5:15] for part in parts(whole)]
 
 
 def test_repeated_passage_has_the_copy_as_its_label():
-    tokens = repeated([11, 12, 13], 8, 2)
-    assert tokens.ids == [11, 12, 13, 11, 12, 13, 11, 12]
-    assert tokens.labels == [IGNORE, IGNORE, 11, 12, 13, 11, 12, 13]
+    tokens = repeated(np.array([11, 12, 13], np.int32), 8, 2)
+    assert tokens.ids.tolist() == [11, 12, 13, 11, 12, 13, 11, 12]
+    assert tokens.labels.tolist() == [IGNORE, IGNORE, 11, 12, 13, 11, 12, 13]
     supervised = [(i, label) for i, label in enumerate(tokens.labels[:-1]) if label != IGNORE]
     assert all(tokens.ids[i + 1] == label for i, label in supervised)
-    assert tokens.topk_ids == [[IGNORE] * 2] * 8
+    assert tokens.topk_ids.tolist() == [[IGNORE] * 2] * 8
 
 
 @pytest.mark.parametrize("passage", [1, 5, 8, 20])
 def test_repeated_passage_of_any_length_fills_every_part(passage):
-    tokens = repeated(list(range(passage)), 8, 2)
+    tokens = repeated(np.arange(passage, dtype=np.int32), 8, 2)
     assert {len(tokens.ids), len(tokens.labels), len(tokens.topk_ids), len(tokens.topk_logprobs)} == {8}
 
 
@@ -77,8 +87,8 @@ def test_generated_rows_are_used_at_their_whole_length_and_with_their_eos():
     ended = generated_row(9, list(range(3, 13)), [50, 51, EOS], "eos")
     source = sampler({"forced": 0, "generated": 1}, extra=[whole, ended])
     drawn = [source.draw(step, 0, 16) for step in range(20)]
-    assert any(t.labels == [IGNORE] * 9 + [40] * 6 + [IGNORE] for t in drawn)
-    assert any(t.labels == [IGNORE] * 9 + [50, 51, EOS] + [IGNORE] * 4 for t in drawn)
+    assert any(t.labels.tolist() == [IGNORE] * 9 + [40] * 6 + [IGNORE] for t in drawn)
+    assert any(t.labels.tolist() == [IGNORE] * 9 + [50, 51, EOS] + [IGNORE] * 4 for t in drawn)
 
 
 def test_kinds_come_in_the_proportions_of_the_mixture():
@@ -88,19 +98,19 @@ def test_kinds_come_in_the_proportions_of_the_mixture():
     for step in range(600):
         tokens = source.draw(step, 0, 32)
         copied = all(label in (IGNORE, after) for label, after in zip(tokens.labels, tokens.ids[1:], strict=False))
-        kinds["generated" if set(tokens.ids) <= {3, 5} else "repeated" if copied else "forced"] += 1
+        kinds["generated" if set(tokens.ids.tolist()) <= {3, 5} else "repeated" if copied else "forced"] += 1
     assert [round(kinds[k] / 600, 1) for k in ("forced", "generated", "repeated")] == [0.5, 0.3, 0.2]
 
 
 def test_windows_are_functions_of_seed_step_and_index_alone():
     mixture = {"forced": 0.6, "repeated": 0.4}
     a, b = sampler(mixture), sampler(mixture)
-    forward = [a.draw(step, index, 20) for step in range(8) for index in range(2)]
+    forward = [parts(a.draw(step, index, 20)) for step in range(8) for index in range(2)]
     for step in reversed(range(8)):
         for index in (1, 0):
-            assert b.draw(step, index, 20) == forward[2 * step + index]
-    assert len({tuple(t.ids) for t in forward}) > 12
-    assert [sampler(mixture, seed=1).draw(s, 0, 20) for s in range(8)] != forward[::2]
+            assert parts(b.draw(step, index, 20)) == forward[2 * step + index]
+    assert len({tuple(ids) for ids, *_ in forward}) > 12
+    assert [parts(sampler(mixture, seed=1).draw(s, 0, 20)) for s in range(8)] != forward[::2]
 
 
 def test_pruned_head_gets_its_own_labels_and_what_it_cannot_say_is_not_supervised():

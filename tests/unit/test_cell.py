@@ -9,8 +9,9 @@ from bdcore.decoding.decoder import mismatch_kind
 from bdcore.decoding.records import Decoded
 from bdcore.documents import Prompt
 from bdcore.evaluation import cell as cell_module
-from bdcore.evaluation.cell import Bench, cache_plan, measure_prompt
+from bdcore.evaluation.cell import cache_plan, measure_prompt
 from bdcore.evaluation.grid import cells
+from bdcore.evaluation.rows import Bench
 from bdcore.kv.budget import FULL
 from bdcore.models.drafter import Drafter
 from bdcore.schema import ROUNDS, SAMPLES, to_table
@@ -191,9 +192,8 @@ def test_a_mismatch_is_placed_and_its_gap_is_that_of_the_verifier_alone(bench, d
 
     monkeypatch.setattr(cell_module, "decode", wrong_at_5)
     gaps = []
-    monkeypatch.setattr(
-        cell_module, "_sample", lambda *a, sample=cell_module._sample: gaps.append(a[4].gaps[5]) or sample(*a)
-    )
+    row = cell_module.decoded_row
+    monkeypatch.setattr(cell_module, "decoded_row", lambda *a: gaps.append(a[4].gaps[5]) or row(*a))
     _, samples, _ = measured(bench(), document)
     assert samples[0]["exact_match"]
     for s in samples[1:]:
@@ -215,7 +215,7 @@ def test_ar_must_come_first(bench, document):
 
 def test_the_cache_of_a_cell_is_the_grids_rule(bench):
     ready = config(policy="sink_recent", position_mode="in_cache", prefill_chunk=64, sinks=4)
-    plan = cache_plan(ready, budget=32, position_mode="in_cache")
+    plan = cache_plan(ready, budget=32, policy="sink_recent", position_mode="in_cache")
     assert (plan.budget, plan.position_mode, plan.prefill_chunk, plan.extrapolate) == (32, "in_cache", 64, True)
     assert (plan.selection.policy, plan.selection.chunk, plan.selection.sinks) == ("sink_recent", 8, 4)
 
@@ -252,6 +252,30 @@ def test_each_option_of_the_grid_is_in_its_rows_and_changes_no_text(bench, docum
     assert {s["gamma_mode"] for s in drafting} == {changes.get("gamma_mode", "fixed")}
     lengths = {r["drafted"] for r in rounds if r["method"] == "sd_sparse" and r["gamma"] == 4}
     assert len(lengths) > 1 or "gamma_mode" not in changes, "the draft length varies"
+
+
+def test_lookup_is_measured_against_ar_without_a_drafter_or_a_cache(bench, document):
+    every, samples, rounds = measured(bench(methods=["ar", "ngram"], new_tokens=60), document)
+    assert [(c.method, c.gamma) for c in every] == [("ar", 0), ("ngram", 2), ("ngram", 4)]
+    assert to_table(samples, SAMPLES).num_rows == 3 and to_table(rounds, ROUNDS).num_rows == len(rounds)
+    for s in samples[1:]:
+        assert s["exact_match"] and s["new_tokens"] == 60 and s["drafted"] > 0
+        assert (s["drafter_key"], s["drafter_name"], s["budget"], s["policy"]) == (None, None, FULL, "full")
+        assert (s["drafter_cached_peak"], s["drafter_kv_bytes_peak"]) == (0, 0)
+
+
+def test_cells_of_several_policies_and_modes_say_which_they_are(bench, document):
+    settings = {"policy": ["sink_recent", "oracle"], "position_mode": ["absolute", "in_cache"], "gammas": [2]}
+    _, samples, _ = measured(bench(**settings), document)
+    assert all(s["status"] == "ok" and s["exact_match"] for s in samples)
+    for method, full in (("sd_sparse", []), ("budgetdraft", [("full", "absolute")])):
+        found = [(s["policy"], s["position_mode"]) for s in samples if s["method"] == method]
+        assert found == [(p, m) for p in settings["policy"] for m in settings["position_mode"]] + full
+
+
+def test_rows_name_the_corpus_of_their_prompt(bench, document):
+    other = dataclasses.replace(document, source="pg19")
+    assert {s["corpus"] for s in measured(bench(), other)[1]} == {"pg19"}
 
 
 @pytest.mark.parametrize(("steps", "kind"), [(0.0, "tie"), (2.0, "tie"), (2.01, "bug"), (None, "bug")])

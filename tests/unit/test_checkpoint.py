@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from bdcore.targets.rows import TargetRows
 from bdcore.training import checkpoint
-from bdcore.training.checkpoint import TrainingState
-from bdcore.training.loop import train
+from bdcore.training.checkpoint import Checkpoints, TrainingState
+from bdcore.training.loop import Stage, train
 from tests.unit.training_helpers import fresh_drafter, rows, stage
 
-CONFIG = stage(mixture={"forced": 0.7, "repeated": 0.3}, batch_size=2, kl_weight=0.5, views={"policy": "random"})
+CONFIG = stage(
+    mixture={"forced": 0.7, "repeated": 0.3}, batch_size=2, loss_a={"ce": 0.5, "kl": 0.5}, views={"policy": "random"}
+)
 """A random budget, a random prefix, a random kind and a random policy in every step."""
 
 
@@ -29,7 +32,8 @@ def trained(path: Path, stop_after: int | None = None):
         if record["step"] == stop_after:
             raise Killed
 
-    log = train(drafter, rows(), CONFIG, seed=5, dtype="float32", checkpoint_path=path, on_step=on_step)
+    stage_of = Stage(drafter, TargetRows.of(rows()), CONFIG, 5, "float32", Checkpoints(path))
+    log = train(stage_of, on_step).log
     return log, {name: p.detach() for name, p in drafter.model.named_parameters()}
 
 

@@ -18,7 +18,7 @@ from tests.unit.test_reports import sample, store
 
 ROOT = Path(__file__).parents[2]
 QUICK = str(ROOT / "configs" / "quick.yaml")
-COMMANDS = ["run", "plan", "generate", "query", "report", "doctor"]
+COMMANDS = ["run", "plan", "generate", "query", "report", "export", "envelope", "doctor"]
 
 
 @pytest.fixture(autouse=True)
@@ -176,10 +176,10 @@ def test_plan_names_cells_keys_memory_and_time_and_writes_nothing(home):
         assert len(key) == 12 and int(key, 16) >= 0
     text = result.stdout
     config = yaml.safe_load(Path(QUICK).read_text())["grid"]
-    assert all(f"context {context}" in text for context in config["contexts"])
-    gamma = config["gammas"][0]
-    for cell in ("ar", "sd_full[B=full", "sd_sparse[B=64", "budgetdraft[B=full"):
-        assert (cell if cell == "ar" else f"{cell} gamma={gamma}]") in text
+    assert f"contexts {', '.join(map(str, config['contexts']))};" in text
+    rows = {words[1]: words[2:] for words in map(str.split, lines) if words[:1] == ["greedy"]}
+    assert rows["ar"] == ["1"] and rows["sd_full"] == ["1", "B", "full", "gamma", "3"]
+    assert rows["budgetdraft"][:3] == ["3", "B", "64,256,full"]
     assert "estimated memory" in text and "GiB" in text and "B = 64:" in text and "MiB" in text
     assert "estimated time" in text and "together" in text and "evaluation" in text
 
@@ -254,6 +254,41 @@ def test_query_prints_rows_as_a_table_and_as_json(home, results):
 
 def test_query_shows_texts_as_they_are(home, results):
     assert results in call("query", "select output_text from samples where drafted > 0").stdout
+
+
+# export and envelope
+
+
+def test_export_before_training_names_the_command_and_writes_nothing(home, study, tmp_path):
+    text = refusal(home, "export", study, "--to", str(tmp_path / "out"))
+    assert f"budgetdraft run {study} --stage training" in text and not (tmp_path / "out").exists()
+
+
+def test_envelope_writes_what_it_lists(home, results, tmp_path):
+    result = call("envelope", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    listed = [Path(line) for line in result.stdout.splitlines()]
+    assert sorted(listed) == sorted((tmp_path / "out").iterdir())
+    assert {"envelope.csv", "compare.csv", "retention.csv"} <= {path.name for path in listed}
+
+
+def test_envelope_reads_the_workspace_it_is_given(home, tmp_path):
+    store(tmp_path / "other", [sample(doc=0)])
+    result = call("envelope", "--out", str(tmp_path / "out"), "--workspace", str(tmp_path / "other"))
+    assert result.exit_code == 0 and (tmp_path / "out" / "envelope.csv").is_file() and not home.exists()
+
+
+def test_envelope_without_results_or_with_half_a_question_is_one_line(home, tmp_path):
+    out = str(tmp_path / "out")
+    assert "budgetdraft run" in refusal(home, "envelope", "--out", out)
+    assert "--reference" in refusal(home, "envelope", "--out", out, "--drafter", "multi")
+    assert "--drafter" in refusal(home, "envelope", "--out", out, "--reference", "base")
+
+
+def test_envelope_with_an_unknown_drafter_names_those_there_are(home, results, tmp_path):
+    result = call("envelope", "--out", str(tmp_path / "out"), "--against", "bsae")
+    assert result.exit_code == 2 and "drafter = bsae: no rows of it; found 0123456789ab" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 # doctor

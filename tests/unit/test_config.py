@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bdcore.config import Config, ConfigError, GridConfig, SparseConfig, TrainingConfig, ViewsConfig, load_config
+from bdcore.config import (
+    Config,
+    ConfigError,
+    GridConfig,
+    LossConfig,
+    SparseConfig,
+    TrainingConfig,
+    ViewsConfig,
+    load_config,
+)
 from bdcore.kv.budget import FULL
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -30,9 +39,9 @@ def refusal(path, *overrides, limit=None) -> str:
     return text
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_shipped_configuration_loads(path):
-    assert load_config(path).name
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_configuration_loads_under_its_own_name(path):
+    assert load_config(path).name == path.stem
 
 
 def test_defaults_are_the_papers():
@@ -40,8 +49,10 @@ def test_defaults_are_the_papers():
     assert training.views.budgets == {256: 0.4, 512: 0.3, 1024: 0.2, 2048: 0.1}
     assert (training.learning_rate, training.steps, training.lam) == (1e-5, 5000, 0.5)
     assert training.prefix_lengths == {16128: 1.0} and training.continuation == 256
-    assert training.detach_prefix and training.supervise == "continuation" and training.kl_weight == 0
-    assert (training.views.policy, training.views.position_mode) == ("attention_mass", "absolute")
+    assert training.detach_prefix and training.supervise == "continuation"
+    assert training.loss_a == training.loss_c == LossConfig(ce=1)
+    assert (training.views.policy, training.views.position_mode) == ({"attention_mass": 1}, {"absolute": 1})
+    assert training.views.per_step == training.accumulate == training.processes == 1
     assert grid.budgets == [256, 512, 1024, 2048] and grid.contexts == [3800, 8192, 16384]
     assert Config().drafter.source == "JackFram/llama-68m"
 
@@ -109,8 +120,8 @@ def test_override_of_one_section_leaves_those_that_share_a_yaml_alias(write):
     path = write("drafter: {kind: sliced}\nbase: &stage {steps: 7, views: {policy: random}}\ntraining: *stage\n")
     config = load_config(path, ["training.steps=9", "training.views.policy=last_key"])
     assert config.base is not None
-    assert (config.base.steps, config.base.views.policy) == (7, "random")
-    assert (config.training.steps, config.training.views.policy) == (9, "last_key")
+    assert (config.base.steps, config.base.views.policy) == (7, {"random": 1})
+    assert (config.training.steps, config.training.views.policy) == (9, {"last_key": 1})
 
 
 @pytest.mark.parametrize("override", ["grid.prompts", "=3", "name.first=x", "grid.gammas=[1", "nothing.at.all=1"])
@@ -162,14 +173,14 @@ def test_relative_paths_are_resolved_against_the_configuration_file(write, tmp_p
             }
         )
     )
-    assert config.corpus.path == str(tmp_path / "texts")
-    assert config.grid.corpus.path == str(tmp_path.parent / "other")
+    assert config.corpus[0].path == str(tmp_path / "texts")
+    assert config.grid.corpus[0].path == str(tmp_path.parent / "other")
     assert config.verifier.source == str(tmp_path / "model")
 
 
 def test_hub_ids_and_absolute_paths_stay_as_they_are(write, tmp_path):
     config = load_config(write({"corpus": {"source": "folder", "path": str(tmp_path)}, "verifier": {"source": "a/b"}}))
-    assert config.corpus.path == str(tmp_path) and config.verifier.source == "a/b"
+    assert config.corpus[0].path == str(tmp_path) and config.verifier.source == "a/b"
 
 
 def test_configuration_cannot_be_changed():
@@ -190,7 +201,16 @@ def test_configuration_cannot_be_changed():
         ("training.mixture={generated: 1}", "targets.generated"),
         ("training.supervise=continuation", "detach_prefix"),
         ("training.views.window=64", "window"),
-        ("training.validation=1000", "targets.forced"),
+        ("training.validation.sequences=1000", "targets.forced"),
+        ("training.validation={sequences: 0, patience: 2}", "validation.patience"),
+        ("training.validation={sequences: 0, keep: best}", "validation.keep"),
+        ("training.views=quater", "views"),
+        ("training.views.policy={oracle: 1}", "oracle"),
+        ("training.views.position_mode={absolute: 0}", "position_mode"),
+        ("training.loss_c={ce: 0}", "loss"),
+        ("corpus=[]", "corpus"),
+        ("grid.workloads=[replay, replay]", "workloads"),
+        ("grid.policy=[attention_mass, best]", "grid.policy"),
         ("grid.methods=[sd_full]", "ar"),
         ("grid.gammas=[4, 4]", "gammas"),
         ("grid.contexts=[]", "contexts"),
@@ -215,8 +235,67 @@ def test_pretrained_drafter_cannot_be_the_embedded_verifier():
 
 def test_views_and_grid_share_one_rule_of_selection():
     assert set(SparseConfig.model_fields) <= set(ViewsConfig.model_fields) & set(GridConfig.model_fields)
-    assert ViewsConfig().selection(7) == GridConfig().selection(7)
+    assert ViewsConfig().selection("random", 7) == GridConfig().selection("random", 7)
 
 
 def test_longest_training_sequence_counts_the_longest_prefix():
     assert TrainingConfig(prefix_lengths={8: 1, 64: 0.5}, continuation=16).longest == 80
+
+
+def test_view_presets_are_the_papers_sampler_and_a_quarter_of_it():
+    paper, quarter = (load_config(QUICK, [f"training.views={name}"]).training.views for name in ("paper", "quarter"))
+    assert paper == ViewsConfig() and paper.budgets == {256: 0.4, 512: 0.3, 1024: 0.2, 2048: 0.1}
+    assert {4 * budget: weight for budget, weight in quarter.budgets.items()} == paper.budgets
+
+
+def test_one_value_stands_for_a_list_or_for_all_the_weight():
+    config = load_config(QUICK, ["grid.policy=sink_recent", "training.views.policy=random"])
+    assert config.grid.policy == ["sink_recent"] and config.training.views.policy == {"random": 1.0}
+    assert [c.source for c in config.corpus] == ["stdlib"]
+
+
+def test_overlay_merges_sections_and_replaces_values_lists_and_weights(tmp_path):
+    (tmp_path / "base.yaml").write_text(
+        "name: base\ngrid: {prompts: 3, budgets: [64, 128]}\n"
+        "training: {lam: 0.25, prefix_lengths: {512: 1, 1024: 1}, views: {sinks: 16, budgets: {64: 1, 128: 1}}}\n"
+    )
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "over.yaml").write_text(
+        "extends: ../base.yaml\nname: over\ngrid: {budgets: [256]}\n"
+        "training: {prefix_lengths: {256: 1}, views: {budgets: {256: 1}}}\n"
+    )
+    config = load_config(tmp_path / "sub" / "over.yaml", ["grid.new_tokens=7"])
+    assert (config.name, config.grid.prompts, config.grid.budgets, config.grid.new_tokens) == ("over", 3, [256], 7)
+    assert (config.training.lam, config.training.prefix_lengths) == (0.25, {256: 1})
+    assert (config.training.views.budgets, config.training.views.sinks) == ({256: 1}, 16)
+
+
+def test_overlay_keeps_paths_relative_to_the_file_that_names_them(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "base.yaml").write_text("corpus: {source: folder, path: texts}\n")
+    (tmp_path / "sub" / "over.yaml").write_text("extends: ../base.yaml\nverifier: {source: ./model}\n")
+    config = load_config(tmp_path / "sub" / "over.yaml")
+    assert config.corpus[0].path == str(tmp_path / "texts")
+    assert config.verifier.source == str(tmp_path / "sub" / "model")
+
+
+@pytest.mark.parametrize(("text", "named"), [("extends: gone.yaml", "gone.yaml"), ("extends: 3", "extends = 3")])
+def test_overlay_of_nothing_is_one_line(write, text, named):
+    assert named in refusal(write(text))
+
+
+def test_overlay_of_itself_is_one_line(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml")
+    assert "extends itself" in refusal(tmp_path / "a.yaml")
+
+
+def test_override_reaches_into_a_list(write):
+    path = write({"corpus": [{"source": "stdlib"}, {"source": "pg19"}]})
+    config = load_config(path, ["corpus.1.path=/books", "corpus.0.split=test"])
+    assert [(c.source, c.path, c.split) for c in config.corpus] == [
+        ("stdlib", None, "test"),
+        ("pg19", "/books", "train"),
+    ]
+    assert "2 is no entry" in refusal(path, "corpus.2.path=/books")
+    assert "corpus.1.pth" in refusal(path, "corpus.1.pth=/books") and "split" in refusal(path, "corpus.1.pth=/books")

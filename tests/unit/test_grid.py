@@ -47,8 +47,46 @@ def test_the_full_cache_has_the_policy_full():
         assert (cell.policy == "full") == (cell.budget == FULL)
 
 
+def test_policies_and_position_modes_multiply_sparse_caches_and_the_full_one_stands_once():
+    every = cells(grid(policy=["random", "oracle"], position_mode=["absolute", "in_cache"], contexts=[100], gammas=[2]))
+    assert [(c.budget, c.policy, c.position_mode) for c in every if c.method == "budgetdraft"] == [
+        (budget, policy, mode)
+        for policy in ("random", "oracle")
+        for mode in ("absolute", "in_cache")
+        for budget in (32, 64)
+    ] + [(FULL, "full", "absolute")]
+    assert sum(c.method == "sd_sparse" for c in every) == 8
+    assert [(c.budget, c.policy, c.position_mode) for c in every if c.method == "sd_full"] == [
+        (FULL, "full", "absolute")
+    ]
+    assert len({c.key for c in every}) == len(every) == 1 + 1 + 8 + 9
+
+
+def test_replay_comes_after_greedy_with_the_same_cells_but_ar():
+    every = cells(grid(workloads=["replay", "greedy"], methods=["ngram", "sd_sparse", "ar"]))
+    greedy, replay = ([c for c in every if c.workload == w] for w in ("greedy", "replay"))
+    assert every == [*greedy, *replay]
+    assert replay == [replace(c, workload="replay") for c in greedy if c.method != "ar"]
+    assert len({c.key for c in every}) == len(every) == 2 * 7 + 2 * 6
+    assert {c.workload for c in cells(grid(workloads="replay"))} == {"replay"}
+
+
+@pytest.mark.parametrize(("mode", "lookups"), [("fixed", "fixed"), ("confidence", "fixed"), ("adaptive", "adaptive")])
+def test_lookup_has_one_cell_per_draft_length_and_no_confidence(mode, lookups):
+    every = cells(grid(methods=["ar", "ngram", "sd_full"], gamma_mode=mode, contexts=[100], refresh=3))
+    assert [(c.budget, c.policy, c.gamma, c.gamma_mode, c.refresh) for c in every if c.method == "ngram"] == [
+        (FULL, "full", 2, lookups, 0),
+        (FULL, "full", 4, lookups, 0),
+    ]
+    assert {c.gamma_mode for c in every if c.method == "sd_full"} == {mode}
+
+
 def test_counts_are_worked_out_before_anything_runs():
     assert context_facts(grid()) == {"cells": 26, "contexts": 2, "samples": 78}
+    two = [{"source": "stdlib", "split": "test"}, {"source": "pg19", "split": "test"}]
+    assert context_facts(grid(corpus=two, workloads=["greedy", "replay"])) == {
+        "cells": 26 + 24, "contexts": 2, "samples": 50 * 3 * 2
+    }  # fmt: skip
 
 
 def test_keys_are_all_different_and_the_same_in_every_process():
@@ -57,14 +95,15 @@ def test_keys_are_all_different_and_the_same_in_every_process():
     assert Cell("ar", 100, FULL, "full", "absolute", 0).key == every[0].key
     cell = every[-1]
     changed = {
-        "method": "sd_sparse", "context": 7, "budget": 8, "policy": "random", "position_mode": "in_cache", "gamma": 9
+        "method": "sd_sparse", "context": 7, "budget": 8, "policy": "random", "position_mode": "in_cache", "gamma": 9,
+        "workload": "replay", "gamma_mode": "adaptive", "refresh": 1,
     }  # fmt: skip
     assert all(replace(cell, **{name: value}).key != cell.key for name, value in changed.items())
 
 
 def test_the_drafter_of_a_method_is_known_by_its_role():
     roles = {name: Cell(name, 1, FULL, "full", "absolute", 0).drafter for name in METHODS}
-    assert roles == {"ar": None, "sd_full": "base", "sd_sparse": "base", "budgetdraft": "trained"}
+    assert roles == {"ar": None, "ngram": None, "sd_full": "base", "sd_sparse": "base", "budgetdraft": "trained"}
 
 
 @pytest.mark.parametrize(

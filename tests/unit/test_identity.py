@@ -177,7 +177,7 @@ def test_stage_key_changes_with_stage_config_inputs_and_code(monkeypatch):
         stage_key("targets", {"length": 2}, {"verifier": "a"}),
         stage_key("targets", {"length": 1}, {"verifier": "b"}),
     }
-    monkeypatch.setattr(identity, "code_fingerprint", lambda: "other code")
+    monkeypatch.setattr(identity, "code_fingerprint", lambda stage: "other code")
     others.add(stage_key("targets", {"length": 1}, {"verifier": "a"}))
     assert len(others) == 4 and base not in others
 
@@ -204,8 +204,8 @@ def made(tmp_path, monkeypatch):
 
     def keys_of(*overrides, runtime=RUNTIME, training="a", evaluation="b"):
         config = load_config(path, list(overrides))
-        documents = [[Document(name, "folder", name)] for name in (training, evaluation)]
-        return study_keys(config, runtime, Inputs(SHAPE, SHAPE, *documents)).facts()
+        learned, measured = ([Document(name, "folder", name) for name in names] for names in (training, evaluation))
+        return study_keys(config, runtime, Inputs(SHAPE, SHAPE, learned, [measured])).facts()
 
     return keys_of
 
@@ -239,8 +239,9 @@ def test_keys_change_from_the_stage_on_that_a_setting_belongs_to(made, override,
 
 def test_keys_change_with_documents_device_and_arithmetic(made):
     before = made()
-    assert changed(before, made(training="other")) == STAGES
-    assert changed(before, made(evaluation="other")) == ["run"]
+    assert changed(before, made(training="x")) == STAGES
+    assert changed(made(training="ac"), made(training="ca")) == STAGES, "prompts are drawn in this order"
+    assert changed(before, made(evaluation="x")) == ["run"]
     assert changed(before, made(runtime=replace(RUNTIME, dtype="bfloat16"))) == STAGES
     assert changed(before, made(runtime=replace(RUNTIME, training_dtype="bfloat16"))) == ["base", "trained", "run"]
     assert changed(before, made(runtime=replace(RUNTIME, grid_dtype="bfloat16"))) == ["run"]
@@ -266,3 +267,31 @@ def test_runtime_says_why(tmp_path):
     config = load_config(Path(__file__).parents[2] / "configs" / "quick.yaml", ["runtime.device=cpu"])
     runtime = resolve(config.runtime)
     assert runtime.device == "cpu" and runtime.grid_dtype == "float32" and "configured" in runtime.reason
+
+
+def test_a_stage_depends_on_the_code_it_runs(monkeypatch):
+    def changed(name):
+        monkeypatch.setattr(identity, "file_digest", lambda p: "new" if p.as_posix().endswith(name) else "old")
+        return [identity.code_fingerprint.__wrapped__(s) for s in ("targets", "base", "training", "evaluation", None)]
+
+    none = changed("nothing")
+    differ = {
+        name: [a != b for a, b in zip(changed(name), none, strict=True)]
+        for name in ("bdcore/kv/selection.py", "bdcore/training/loop.py", "bdcore/decoding/accept.py")
+    }
+    assert differ["bdcore/kv/selection.py"] == [True] * 5
+    assert differ["bdcore/training/loop.py"] == [False, True, True, False, True]
+    assert differ["bdcore/decoding/accept.py"] == [False, False, False, True, True]
+    assert [a != b for a, b in zip(changed("collapse/verdicts.py"), none, strict=True)] == [False] * 4 + [True]
+
+
+def test_code_that_a_stage_leaves_out_is_not_imported_by_what_it_runs():
+    """The fingerprint may only leave out what the stage's own code never reaches."""
+    root = Path(identity.__file__).parent
+    for entry, left_out in (
+        ("targets", ("training", "evaluation", "decoding")),
+        ("training", ("evaluation", "decoding")),
+    ):
+        for path in (root / entry).rglob("*.py"):
+            text = path.read_text()
+            assert not any(f"bdcore.{name}" in text.replace(f"bdcore.{entry}", "") for name in left_out), path

@@ -112,6 +112,55 @@ def test_too_few_documents_for_the_grid_are_refused(folder):
     assert "grid.contexts = 128: 50 documents" in refusal(folder, "grid.prompts=50")
 
 
+REPLAY = ("grid.workloads=replay", "grid.contexts=[64]", "grid.replay_positions=5", "grid.replay_stride=10")
+
+
+def test_a_replay_past_the_verifiers_positions_is_refused(folder):
+    """Four strides of 10 and three drafts are 43 tokens after the context, of 512 positions."""
+    check(load_config(folder / "tiny.yaml", [*REPLAY, "grid.contexts=[469]"]))
+    text = refusal(folder, *REPLAY, "grid.contexts=[470]")
+    assert "grid.contexts = 470: with the replay's tokens = 43" in text and "longest legal context is 469" in text
+
+
+def test_documents_too_short_for_the_replay_are_refused(tmp_path, folder):
+    corpus = write_corpus(tmp_path / "short", words=20)
+    own = (f"grid.corpus.path={corpus}", *REPLAY)
+    inputs(load_config(folder / "tiny.yaml", list(own)))
+    text = refusal(folder, *own, "grid.replay_stride=30")
+    assert text.startswith("grid.contexts and the replay after them = 187: 2 documents"), "64 + 4 * 30 + 3"
+
+
+def test_a_replay_past_the_drafters_positions_is_refused_where_the_study_says_so(folder):
+    """64 + 43 tokens fit into 128 positions, with strides of 20 they do not."""
+    sparse = ("grid.methods=[ar, sd_sparse, budgetdraft]", "grid.budgets=[32]")
+    check(load_config(folder / "tiny.yaml", [REFUSE, *REPLAY, *sparse]))
+    assert "128 positions" in refusal(folder, REFUSE, *REPLAY, *sparse, "grid.replay_stride=20")
+    in_cache = "grid.position_mode=[in_cache]"
+    check(load_config(folder / "tiny.yaml", [REFUSE, *REPLAY, *sparse, "grid.replay_stride=20", in_cache]))
+    both = "grid.position_mode=[in_cache, absolute]"
+    assert "128 positions" in refusal(folder, REFUSE, *REPLAY, *sparse, "grid.replay_stride=20", both)
+
+
+def test_each_corpus_of_the_grid_must_have_enough_documents_of_its_own(tmp_path, folder):
+    few = write_corpus(tmp_path / "few", count=9)
+    own, other = ({"source": "folder", "path": str(p), "split": "test"} for p in (folder / "texts", few))
+    enough = inputs(load_config(folder / "tiny.yaml", [f"grid.corpus={[own]}"]))
+    assert [len(documents) for documents in enough.corpora] == [len(enough.evaluation)]
+    names = {name: (few / name).rename(few / f"few-{name}") for name in sorted(p.name for p in few.iterdir())}
+    found = inputs(load_config(folder / "tiny.yaml", [f"grid.corpus={[own, other]}", "grid.prompts=1"]))
+    assert len(found.corpora) == 2 and found.evaluation == [*found.corpora[0], *found.corpora[1]]
+    assert {d.doc_id for d in found.corpora[1]} <= {path.name for path in names.values()}
+    count = len(found.corpora[1]) + 1
+    assert len(found.corpora[0]) >= count
+    assert f"{count} documents" in refusal(folder, f"grid.corpus={[own, other]}", f"grid.prompts={count}")
+
+
+def test_a_document_in_two_corpora_of_the_grid_is_refused(tmp_path, folder):
+    copy = write_corpus(tmp_path / "copy")
+    own, other = ({"source": "folder", "path": str(p), "split": "test"} for p in (folder / "texts", copy))
+    assert "in two of its corpora (such as text-" in refusal(folder, f"grid.corpus={[own, other]}")
+
+
 def test_documents_too_short_for_the_context_are_refused(tmp_path, folder):
     corpus = write_corpus(tmp_path / "short", words=8)
     text = refusal(folder, f"grid.corpus.path={corpus}", "grid.corpus.source=folder")

@@ -109,6 +109,15 @@ def failure(error: str = "out of memory", **cell: Any) -> dict[str, Any]:
     return sample(**cell) | {m: None for m in measures if m not in keep} | {"status": "failed", "error": error}
 
 
+def replayed(**changes: Any) -> dict[str, Any]:
+    """A SAMPLES row of the workload `replay`: no text and no times; 8 of its 20 positions are far-dependent."""
+    row = sample(**changes)
+    measures = SAMPLES.names[SAMPLES.names.index("new_tokens") : SAMPLES.names.index("device")]
+    kept = {"rounds", "drafted", "accepted", "drafter_kv_bytes_peak", "drafter_cached_peak"}
+    far = {"far_window": 512, "far_rounds": 8, "far_accepted": 2}
+    return row | {m: None for m in measures if m not in kept} | far | {"workload": "replay", "rounds": 20}
+
+
 def rounds(matches: list[tuple[int, int]], cell_key: str = "cell") -> list[dict[str, Any]]:
     """ROUNDS rows of (drafted, accepted)."""
     same = {
@@ -508,7 +517,7 @@ def test_a_partial_run_names_its_gaps(workspace, tmp_path):
         "report.md"
     ].read_text()
     assert f"This run is partial: {len(rows) - 2} of {len(rows)} samples are there, 2 are missing." in text
-    assert "| sd_full | stdlib | greedy | 4096 | full | 4 | 2 |" in text
+    assert "| sd_full | stdlib | greedy | 4096 | full | full | absolute | 4 | 2 |" in text
 
 
 def test_a_run_where_everything_failed_still_reports(workspace, tmp_path):
@@ -562,6 +571,103 @@ def test_variants_are_told_apart_only_where_they_vary(workspace):
     store(workspace, [*rows, *other])
     settings = {(r["method"], r["setting"]) for r in summary_rows(workspace, RUN)}
     assert {("budgetdraft", "drafter l_a_only"), ("budgetdraft", "drafter multi_view"), ("ar", "")} <= settings
+
+
+def replay_study() -> list[dict[str, Any]]:
+    """Greedy and replay, two policies and two position modes for sparse caches, the full cache once."""
+    rows = []
+    for context in (1024, 2048, 4096):
+        for doc in range(5):
+            place = {"context": context, "doc": doc}
+            rows.append(sample(method="ar", **place))
+            for make in (sample, replayed):
+                rows.append(make(method="sd_full", budget=-1, accepted=30 + doc, **place))
+                for policy, accepted in (("attention_mass", 24), ("random", 24 if context == 1024 else 4)):
+                    for mode in ("absolute", "in_cache"):
+                        rows.append(make(policy=policy, position_mode=mode, accepted=accepted + doc % 2, **place))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("mixed")
+    store(path, replay_study())
+    return path
+
+
+@pytest.fixture(scope="module")
+def mixed_report(mixed, tmp_path_factory) -> dict[str, Path]:
+    return build_report(mixed, RUN, tmp_path_factory.mktemp("out"), facts={"expected_samples": len(replay_study())})
+
+
+def test_a_replay_has_acceptance_and_far_acceptance_but_no_speedup(mixed):
+    sql = "SELECT * FROM cells WHERE workload = 'replay' AND policy = 'random' AND position_mode = 'in_cache'"
+    cell = one(mixed, f"{sql} AND context = 2048")
+    assert cell["acceptance"] == pytest.approx((3 * 4 + 2 * 5) / 200) == cell["acceptance_nondegenerate"]
+    assert (cell["far_window"], cell["far_rounds"], cell["far_accepted"], cell["far_acceptance"]) == (512, 40, 10, 0.25)
+    assert cell["tokens_per_round"] == pytest.approx(1 + 22 / 100)
+    assert cell["decode_speedup"] is cell["end_to_end_speedup"] is cell["degenerate_share"] is None
+    greedy = one(mixed, f"{sql.replace('replay', 'greedy')} AND context = 2048")
+    assert greedy["far_acceptance"] is None and greedy["decode_speedup"] == 2.0
+    assert one(mixed, "SELECT count(*) AS n FROM frontier WHERE workload = 'replay'") == {"n": 0}
+
+
+def test_workloads_policies_and_modes_are_never_added_up(mixed, mixed_report):
+    known = summary_rows(mixed, RUN)
+    assert len(known) == 3 * (1 + 2 * (1 + 4))
+    assert {row["n"] for row in known} == {5}
+    settings = {row["setting"] for row in known if row["method"] == "budgetdraft"}
+    assert settings == {
+        f"{w}, {p}, {m}"
+        for w in ("greedy", "replay")
+        for p in ("attention_mass", "random")
+        for m in ("absolute", "in_cache")
+    }
+    assert {r["setting"] for r in known if r["method"] == "sd_full"} == {"greedy", "replay"}
+    page = " ".join(mixed_report["report.md"].read_text().split())
+    for workload in ("greedy", "replay"):
+        name = f"budgetdraft, {workload}, random, in_cache, budget 64, gamma 4"
+        assert f"**collapsed**: {name}: collapses at 2048 tokens" in page
+        calm = name.replace("random", "attention_mass")
+        assert f"**not reached**: {calm}: does not collapse up to 4096 tokens" in page
+
+
+def test_a_report_with_replay_rows_is_whole(mixed_report):
+    text, plain = mixed_report["report.html"].read_text(), mixed_report["report.md"].read_text()
+    page = Page(text)
+    assert {"fig-acceptance", "fig-acceptance-heat", "fig-decode-speedup", "fig-phases", "far", "t-far"} <= set(
+        page.ids
+    )
+    assert "partial" not in plain
+    assert "| budgetdraft | replay, random, in_cache | 2048 | 64 | 4 | 512 | 40 | 100 |" in plain
+    speeds = next(a["aria-label"] or "" for t, a in page.elements if t == "svg" and "2.00 x" in (a["aria-label"] or ""))
+    assert "greedy" in speeds and "replay" not in speeds
+    assert "outputs are degenerate" not in plain
+
+
+def test_a_study_without_replay_has_no_far_table(report):
+    assert "Far-dependent tokens" not in report["report.html"].read_text()
+    assert "Far-dependent tokens" not in report["report.md"].read_text()
+
+
+def test_replay_rows_alone_make_a_report(workspace, tmp_path):
+    store(workspace, [row for row in replay_study() if row["workload"] == "replay"])
+    paths = build_report(workspace, RUN, tmp_path / "out", facts={})
+    Page(paths["report.html"].read_text())
+    assert "figures/acceptance.svg" in paths and "figures/decode-speedup.svg" not in paths
+
+
+def test_loops_are_counted_among_written_texts_alone(workspace, tmp_path):
+    greedy = [sample(doc=doc, degenerate=doc == 0) for doc in range(5)]
+    store(workspace, [*greedy, *(replayed(doc=doc) for doc in range(5))])
+    page = build_report(workspace, RUN, tmp_path / "out", facts={})["report.md"].read_text()
+    assert "1 of 5 outputs are degenerate" in page
+
+
+def test_one_position_mode_is_no_variant_though_the_full_cache_has_another(workspace):
+    sparse = [sample(doc=doc, position_mode="in_cache", refresh=2) for doc in range(4)]
+    store(workspace, [*sparse, *(sample(doc=doc, budget=-1) for doc in range(4))])
+    assert {row["setting"] for row in summary_rows(workspace, RUN)} == {""}
 
 
 def test_chromium_shows_the_report_without_a_complaint(report, tmp_path):

@@ -145,8 +145,25 @@ def test_undefined_values_are_tagged_and_never_numbers(tracker, key):
 
 
 def test_cell_without_drafted_tokens_is_tagged_and_not_found_by_a_comparison(tracker, key, monkeypatch):
-    cell = {"budget": 64, "context": 512, "gamma": 4, "tokens_per_round": None, "decode_speedup": None}
-    ar = {"method": "ar", "budget": -1, "context": 512, "gamma": 0, "acceptance": None, "decode_speedup": 1.0}
+    cell = {
+        "setting": "",
+        "workload": "greedy",
+        "budget": 64,
+        "context": 512,
+        "gamma": 4,
+        "tokens_per_round": None,
+        "decode_speedup": None,
+    }
+    ar = {
+        "setting": "",
+        "workload": "greedy",
+        "method": "ar",
+        "budget": -1,
+        "context": 512,
+        "gamma": 0,
+        "acceptance": None,
+        "decode_speedup": 1.0,
+    }
     rows = [
         {**cell, "method": "sd_sparse", "acceptance": None},
         {**cell, "method": "budgetdraft", "acceptance": 0.05},
@@ -288,13 +305,20 @@ def test_study_that_is_recorded_already_is_not_recorded_twice(tracker, workspace
 
 
 def record(step, **changes):
-    fields = {"loss_a": 1.0, "loss_c": 2.0, "agree_a": 0.5, "agree_c": 0.25, "budget": 64, "learning_rate": 1e-3}
+    views = {"budget_64": {"loss": 2.0, "agreement": 0.25, "tokens": 8}}
+    fields = {"loss_a": 1.0, "loss_c": 2.0, "agree_a": 0.5, "agree_c": 0.25, "views": views, "learning_rate": 1e-3}
     return {"step": step, **fields, **changes}
 
 
 def test_curves_are_by_view_and_by_budget():
-    points = training_points([record(3, agreement={"full": 0.5, "64": 0.25}), record(4, loss_c=None, budget=None)])
+    points = training_points(
+        [
+            record(3, agreement={"full": 0.5, "budget_64": 0.25}, decoded={"full": 0.4}),
+            record(4, loss_c=None, views={}),
+        ]
+    )
     assert ("train/budget_64/loss", 2.0, 3) in points and ("valid/agreement/budget_64", 0.25, 3) in points
+    assert ("valid/decoded/full", 0.4, 3) in points and ("train/budget_64/agreement", 0.25, 3) in points
     assert ("valid/agreement/full", 0.5, 3) in points and ("train/view_sparse/agreement", 0.25, 3) in points
     assert {name for name, _, step in points if step == 4} == {
         "train/learning_rate",

@@ -3,6 +3,7 @@
 import copy
 import random
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -63,8 +64,7 @@ def stage(**changes) -> TrainingConfig:
         "continuation": 8,
         "learning_rate": 1e-3,
         "warmup": 2,
-        "validation": 1,
-        "eval_every": 5,
+        "validation": {"sequences": 1, "every": 5},
         "checkpoint_every": 5,
         "views": views,
         **changes,
@@ -81,7 +81,8 @@ def batch_of(*sequences, labels=None):
 def window(ids, labels=None) -> Tokens:
     labels = labels if labels is not None else [(7 * i + 5) % VOCAB for i in ids]
     topk = [[label, (label + 1) % VOCAB, (label + 2) % VOCAB] if label >= 0 else [-100] * 3 for label in labels]
-    return Tokens(list(ids), list(labels), topk, [[-0.5, -1.5, -3.0]] * len(ids))
+    logprobs = np.full((len(ids), 3), [-0.5, -1.5, -3.0], np.float32)
+    return Tokens(np.array(ids, np.int32), np.array(labels, np.int32), np.array(topk, np.int32), logprobs)
 
 
 def token_ids(length, seed=0):
@@ -96,8 +97,9 @@ def reference_logits(model, ids, *, prefix, config, budget=None, detach=False, s
     kept indices of each layer.
     """
     inv_freq = model.model.rotary_emb.inv_freq
-    in_cache = config.views.position_mode == "in_cache"
-    selection, window_size = config.views.selection(seed), config.views.window
+    in_cache = "in_cache" in config.views.position_mode
+    (policy,) = config.views.policy
+    selection, window_size = config.views.selection(policy, seed), config.views.window
 
     def attend(layer, q, k, v):
         T, heads, group = q.shape[1], k.shape[0], q.shape[0] // k.shape[0]

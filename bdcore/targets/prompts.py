@@ -1,0 +1,67 @@
+"""Which prompts a target set is made from: distinct ones, of documents that nothing is evaluated on."""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bdcore.config import ConfigError
+from bdcore.documents import Document, Prompt, build_prompts
+
+
+@dataclass(frozen=True)
+class DistinctPrompts:
+    """Prompts of which no two have the same tokens, and how many documents were passed over, and why."""
+
+    prompts: list[Prompt]
+    too_short: int
+    duplicates: int
+
+
+def distinct(prompts: Iterable[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    """(kept, dropped): the first prompt of every token sequence, and those that repeat it, both in their order.
+
+    Greedy tokens follow from the prompt, so distinct prompts of one length are distinct rows.
+    """
+    seen: set[bytes] = set()
+    kept: list[Prompt] = []
+    dropped: list[Prompt] = []
+    for prompt in prompts:
+        content = hashlib.blake2b(array("i", prompt.ids).tobytes()).digest()  # long prompts are many: keep no copies
+        (dropped if content in seen else kept).append(prompt)
+        seen.add(content)
+    return kept, dropped
+
+
+def distinct_prompts(
+    documents: Sequence[Document], tokenizer: Any, *, length: int, count: int, seed: int
+) -> DistinctPrompts:
+    """`build_prompts`, with the next document in place of each that repeats another's tokens.
+
+    Raises ConfigError when fewer than `count` distinct ones can be found.
+    """
+    duplicates = 0
+    while True:
+        try:
+            found = build_prompts(documents, tokenizer, length=length, count=count + duplicates, seed=seed)
+        except ConfigError as error:
+            if not duplicates:
+                raise
+            raise ConfigError(
+                f"{count} distinct prompts of {length} tokens: too few of {len(documents)} documents will do, since at "
+                f"least {duplicates} repeat the tokens of another; use fewer or shorter prompts, or another corpus"
+            ) from error
+        kept, dropped = distinct(found.prompts)
+        if len(kept) == count:
+            return DistinctPrompts(kept, found.too_short, len(dropped))
+        duplicates = len(dropped)
+
+
+def check_held_out(prompts: Iterable[Prompt], evaluation: Iterable[Document]) -> None:
+    """Raise ValueError if a prompt is of a document that the grid is to measure."""
+    shared = {prompt.doc_id for prompt in prompts} & {document.doc_id for document in evaluation}
+    if shared:
+        raise ValueError(
+            f"corpus: the documents {sorted(shared)} are in grid.corpus too; no target may be made of them"
+        )

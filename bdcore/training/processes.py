@@ -1,0 +1,144 @@
+"""One training stage in several processes: started by torchrun on this machine, joined by `bdcore.training.team`.
+
+The first process prints its log records, one JSON line each. Weights come back by the stage's checkpoint.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from bdcore.config import TrainingConfig
+from bdcore.identity import write_json
+from bdcore.models.drafter import load_drafter, save_drafter
+from bdcore.models.loading import quiet
+from bdcore.targets.rows import TargetRows
+from bdcore.training import checkpoint
+from bdcore.training.checkpoint import Checkpoints, TrainingState
+from bdcore.training.loop import Interrupted, OnStep, Stage, train
+from bdcore.training.team import joined_team
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a process is told, by a JSON file."""
+
+    drafter: str
+    targets: str
+    config: dict[str, Any]
+    seed: int
+    dtype: str
+    device: str
+    state: str
+    freeze_embedding: bool
+
+
+def train_together(stage: Stage, targets: Path, on_step: OnStep | None = None) -> TrainingState:
+    """`train` in `config.processes` processes. The stage's drafter ends with the weights they agreed on.
+
+    Raises Interrupted on SIGTERM, RuntimeError with the last lines of their output where they fail.
+    """
+    with tempfile.TemporaryDirectory(prefix="budgetdraft-") as folder:
+        start = Path(folder) / "drafter"
+        with quiet():
+            save_drafter(stage.drafter, start, tokenizer=None, facts={})
+        device = stage.drafter.model.device.type
+        config = stage.config.model_dump(mode="json")
+        state = str(stage.checkpoints.state)
+        order = _Order(str(start), str(targets), config, stage.seed, stage.dtype, device, state, stage.freeze_embedding)
+        write_json(Path(folder) / "order.json", asdict(order))
+        _run(stage.config.processes, Path(folder) / "order.json", device, on_step)
+    stage.drafter.model.model.embed_tokens.requires_grad_(not stage.freeze_embedding)
+    found = checkpoint.load(stage.checkpoints.state, stage.drafter.model)
+    if found is None:
+        raise RuntimeError(f"training left no checkpoint at {stage.checkpoints.state}")
+    if stage.config.validation.keep == "best" and found.best_step not in (0, found.step):
+        checkpoint.load(stage.checkpoints.best, stage.drafter.model)
+    return found
+
+
+def _run(count: int, order: Path, device: str, on_step: OnStep | None) -> None:
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    if device == "cpu":  # gloo would look for a network interface by the host's name, which may not resolve
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={count}"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    command += ["-m", "bdcore.training.processes", str(order)]
+    errors = order.with_name("errors.log")
+    with errors.open("w") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment)
+        before = signal.getsignal(signal.SIGTERM)
+        told: list[int] = []
+        reasons: list[str] = []
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            told.append(number)
+            process.terminate()
+
+        _on_sigterm(pass_on)
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                found: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+                if "error" in found:
+                    reasons.append(found["error"])
+                elif found and on_step:
+                    on_step(found)
+            code = process.wait()
+        finally:
+            _on_sigterm(before)
+            if process.poll() is None:
+                process.kill()
+    if told:
+        raise Interrupted("stopped by SIGTERM; the state is saved, run the same command to go on")
+    if code:
+        reason = reasons[0] if reasons else " ".join(errors.read_text()[-2000:].split())
+        raise RuntimeError(f"{count} training processes ended with {code}: {reason}")
+
+
+def _on_sigterm(handler: Any) -> None:
+    try:
+        signal.signal(signal.SIGTERM, handler)
+    except ValueError:  # only the main thread may
+        return
+
+
+def main(order_file: str) -> None:
+    """A single process of the team."""
+    order = _Order(**json.loads(Path(order_file).read_text()))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = f"cuda:{local}" if order.device == "cuda" else order.device
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    with joined_team(device) as team, quiet():
+        config = TrainingConfig.model_validate(order.config)
+        drafter = load_drafter(order.drafter, verifier_vocab=1 << 60, dtype=torch.float32, device=device)
+        stage = Stage(
+            drafter,
+            TargetRows(Path(order.targets)),
+            config,
+            order.seed,
+            order.dtype,
+            Checkpoints(Path(order.state)),
+            order.freeze_embedding,
+            team,
+        )
+        try:
+            train(stage, on_step=lambda record: print(json.dumps(record), flush=True))
+        except Interrupted:
+            sys.exit(128 + signal.SIGTERM)
+        except Exception as error:
+            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+            raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

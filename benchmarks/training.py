@@ -1,0 +1,146 @@
+"""Tokens supervised per second, and what they are worth: the paper's scheme against dense supervision.
+
+Trains the same base drafter by each scheme for the same number of seconds in one process, one scheme after another,
+and measures held-out acceptance through the cache of decoding before and after. Needs a study whose targets and base
+drafter are made: `budgetdraft run CONFIG` makes them, also when it is stopped during the multi-view stage.
+
+    python benchmarks/training.py --config configs/cpu.yaml --length 4096 --minutes 5
+"""
+
+import argparse
+import csv
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bdcore.config import TrainingConfig, ValidationConfig
+from bdcore.identity import read_manifest
+from bdcore.models.drafter import load_drafter
+from bdcore.models.loading import quiet
+from bdcore.runtime import seed_for
+from bdcore.study import Study, open_study
+from bdcore.targets.rows import TargetRows
+from bdcore.training.batches import Sampler, collate, head_index, split_validation
+from bdcore.training.checkpoint import Checkpoints
+from bdcore.training.loop import Stage, train
+from bdcore.training.validation import validate
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    # One continuation of 256 tokens after the prefix, read without gradients; both losses on it.
+    "paper": {"supervise": "continuation", "detach_prefix": True, "continuation": 256},
+    # L_A on every position, L_C on the one continuation.
+    "all": {"supervise": "all", "detach_prefix": False, "continuation": 256},
+    # L_A on every position, L_C on every block.
+    "dense": {"supervise": "dense", "detach_prefix": False, "continuation": 32},
+}
+
+
+def scheme(config: TrainingConfig, name: str, length: int, steps: int) -> TrainingConfig:
+    changes = SCHEMES[name]
+    prefix = length - changes["continuation"]
+    validation = ValidationConfig(sequences=config.validation.sequences, every=10**9)
+    more = {"steps": steps, "prefix_lengths": {prefix: 1.0}, "validation": validation, "checkpoint_every": 10**9}
+    return config.model_copy(update={**changes, **more})
+
+
+def measure(study: Study, name: str, length: int, seconds: float) -> dict[str, Any]:
+    """Train for `seconds` of training time; rates, and acceptance afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        warm = _run(study, scheme(study.config.training, name, length, 2), Path(folder) / "warm.pt")
+        pace = (time.perf_counter() - start) / len(warm[1])
+        steps = max(3, round(seconds / pace))  # the schedule ends with the time
+        start = time.perf_counter()
+        drafter, log = _run(study, scheme(study.config.training, name, length, steps), Path(folder) / "state.pt")
+        spent = time.perf_counter() - start
+    tokens = sum(record["tokens"] for record in log)
+    return {
+        "scheme": name,
+        "length": length,
+        "steps": steps,
+        "seconds": spent,
+        "supervised_tokens": tokens,
+        "tokens_per_s": tokens / spent,
+        **judged(study, drafter, length),
+    }
+
+
+def _run(study: Study, config: TrainingConfig, state: Path) -> tuple[Any, list[dict[str, Any]]]:
+    drafter = _base(study)
+    rows = TargetRows(study.workspace.targets(study.keys.targets))
+    seed = seed_for(study.config.seed, "training benchmark")
+    config = config.model_copy(update={"validation": config.validation.model_copy(update={"sequences": 0})})
+    held = _without_held_out(rows, study.config.training.validation.sequences)
+    stage = Stage(drafter, held, config, seed, study.runtime.training_dtype, Checkpoints(state))
+    return drafter, train(stage).log
+
+
+def _without_held_out(rows: TargetRows, count: int) -> TargetRows:
+    kept, _ = split_validation(rows, count)
+    return TargetRows.of([vars(rows[i]) for i in kept])
+
+
+def _base(study: Study) -> Any:
+    with quiet():
+        return load_drafter(
+            str(study.workspace.drafter(study.keys.base)),
+            verifier_vocab=study.inputs.verifier.vocab,
+            dtype=torch.float32,
+            device=study.runtime.device,
+        )
+
+
+def judged(study: Study, drafter: Any, length: int) -> dict[str, float]:
+    """Held-out acceptance of one-token drafts through the cache of decoding, by view, after `length` tokens."""
+    training = study.config.training
+    count = training.validation.sequences
+    config = scheme(training, "paper", length, 1).model_copy(
+        update={"validation": ValidationConfig(sequences=count, decode_tokens=128)}
+    )
+    rows = TargetRows(study.workspace.targets(study.keys.targets))
+    _, held_out = split_validation(rows, count)
+    sampler = Sampler(rows, held_out, config.mixture.model_copy(update={"forced": 1.0, "repeated": 0.0}), 0)
+
+    def collated(windows: list[Any]) -> Any:
+        model = drafter.model
+        return collate(windows, head_index(drafter.ids, model.config.vocab_size), str(model.device))
+
+    found = validate(drafter, sampler, collated, config, seed=0)["decoded"]
+    return {**found, "mean": sum(found.values()) / len(found)}
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/cpu.yaml", help="study with finished targets and base drafter")
+    parser.add_argument("--set", action="append", default=[], help="section.field=value, as in `budgetdraft run`")
+    parser.add_argument("--length", type=int, default=4096, help="tokens per sequence, prefix and continuation")
+    parser.add_argument("--minutes", type=float, default=5.0, help="training time of each scheme")
+    parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
+    parser.add_argument("--out", type=Path, default=Path("workspace/benchmarks/training.csv"))
+    options = parser.parse_args(argv)
+    study = open_study(options.config, options.set)
+    for what, folder in (
+        ("targets", study.workspace.targets(study.keys.targets)),
+        ("base drafter", study.workspace.drafter(study.keys.base)),
+    ):
+        if read_manifest(folder) is None:
+            parser.error(f"--config = {options.config}: its {what} are not made; run `budgetdraft run` on it first")
+    before = {"scheme": "before", "length": options.length, **judged(study, _base(study), options.length)}
+    rows = [before, *(measure(study, name, options.length, 60 * options.minutes) for name in options.schemes)]
+    paper = next((r["tokens_per_s"] for r in rows if r["scheme"] == "paper"), None)
+    for row in rows:
+        row["ratio_to_paper"] = row["tokens_per_s"] / paper if paper and "tokens_per_s" in row else None
+        print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with options.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
