@@ -1,6 +1,7 @@
 """Stage 3: the grid, one task per context and one for the replay, Parquet files of sample rows per document."""
 
 import itertools
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from bdcore.evaluation.grid import GREEDY, REPLAY, Cell, cells
 from bdcore.evaluation.replay import all_positions, replay
 from bdcore.evaluation.rows import Bench, Row
 from bdcore.evaluation.texts import documents_of, prompts_of
-from bdcore.identity import exclusive, write_manifest
+from bdcore.evaluation.truth import Known
+from bdcore.identity import code_fingerprint, digest, exclusive, write_json, write_manifest
 from bdcore.models.drafter import Drafter, load_drafter
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, quiet
 from bdcore.runtime import environment, seed_for, torch_dtype
@@ -80,11 +82,31 @@ def measure_replay(study: Study, found: GridInputs) -> GridSlice:
         return documents_of(grid, study.inputs.corpora, tokenizer, seed)
 
     def measure(document: Prompt, _: Path, step: Step) -> list[Row]:
-        return replay(_bench(study, found), document, every, on_position=lambda: step(document.doc_id))
+        path = _known_path(study, document)
+        known = _read_known(path)
+        rows = replay(_bench(study, found), document, every, known=known, on_position=lambda: step(document.doc_id))
+        write_json(path, known)
+        return rows
 
     return _measure(
         study, found, "replay", documents, every, measure, steps=(len(all_positions(grid)), "positions of documents")
     )
+
+
+def _known_path(study: Study, document: Prompt) -> Path:
+    """Where studies share what a verifier says along a document."""
+    runtime = study.runtime
+    how = [study.keys.verifier, study.config.grid.far_window, study.config.grid.prefill_chunk]
+    key = digest(how, runtime.grid_dtype, runtime.device, document.ids, code_fingerprint("evaluation"))
+    return study.workspace.root / "truth" / f"{key}.json"
+
+
+def _read_known(path: Path) -> Known:
+    try:
+        found = json.loads(path.read_text())
+        return {int(position): (int(choice), bool(far)) for position, (choice, far) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # absent or damaged: found again
+        return {}
 
 
 Step = Callable[[str], None]

@@ -14,7 +14,7 @@ from bdcore.evaluation.cell import cell_plan
 from bdcore.evaluation.drafts import Drafts, LookupDrafts, ModelDrafts
 from bdcore.evaluation.grid import Cell
 from bdcore.evaluation.rows import Bench, Row, failed_row, identity
-from bdcore.evaluation.truth import Truth
+from bdcore.evaluation.truth import Known, Truth
 
 
 def positions_of(grid: GridConfig, context: int) -> range:
@@ -28,11 +28,17 @@ def all_positions(grid: GridConfig) -> list[int]:
 
 
 def replay(
-    bench: Bench, document: Prompt, cells: list[Cell], *, on_position: Callable[[], None] | None = None
+    bench: Bench,
+    document: Prompt,
+    cells: list[Cell],
+    *,
+    known: Known | None = None,
+    on_position: Callable[[], None] | None = None,
 ) -> list[Row]:
     """One sample row per cell, all of the workload `replay`. The document has the tokens of `grid.longest`.
 
-    A configuration that raises fails at the contexts it had not finished; the others go on.
+    `known`: what the verifier says of this document with this `far_window`, from another study; it is added to. A
+    configuration that raises fails at the contexts it had not finished; the others go on.
     """
     grid, gamma = bench.config.grid, max(cell.gamma for cell in cells)
     walks = {_setting(cell): Walk(bench, document.ids, cell, gamma) for cell in cells}
@@ -45,6 +51,7 @@ def replay(
             chunk=grid.prefill_chunk,
             observe=grid.window if any(cell.policy == "oracle" for cell in cells) else 0,
             far_window=grid.far_window,
+            known=known,
         )
         for position in truth.positions:
             truth.read(position)

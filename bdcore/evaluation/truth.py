@@ -1,6 +1,8 @@
 """The verifier along one document: what it would say at each position, and what it makes of drafts there.
 
-One pass serves every drafter. Between calls its cache holds the document up to the current position, nothing else.
+One pass serves every drafter, and what was learned of a document may be known from another study's pass: then the
+verifier reads only where drafts of several tokens must be checked. Between calls its cache holds no more than the
+document up to the current position.
 
 Legend: B windows, W tokens of each, V vocabulary.
 """
@@ -9,10 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bdcore.decoding.decoder import first_mismatch
 from bdcore.decoding.sequence import look
 from bdcore.models.stepper import CachePlan, Stepper
+
+Known = dict[int, tuple[int, bool]]
+"""Position -> the verifier's choice, and whether it is another one from the newest tokens alone."""
 
 
 class Truth:
@@ -28,26 +34,44 @@ class Truth:
         chunk: int,
         observe: int = 0,
         far_window: int | None = None,
+        known: Known | None = None,
     ) -> None:
+        """`known` is filled with what is found."""
         block = max(gamma, 2)
         plan = CachePlan(max(positions) + block, block=block, prefill_chunk=chunk, observe=observe)
         self.stepper = Stepper(verifier, plan)
         self.ids, self.positions, self.far_window = ids, positions, far_window
-        self.oracle = look(self.stepper)
+        self.known: Known = {} if known is None else known
+        self.position = 0
         self.choice = -1
         """The greedy token at the current position."""
         self.far = False
         """Whether it is another one when the verifier sees its newest `far_window` tokens alone."""
         self._verdicts: dict[tuple[int, ...], int] = {}
         self._near: dict[int, int] = {}
+        self._look = look(self.stepper)
 
-    @torch.inference_mode()
     def read(self, position: int) -> None:
         """Go on to a later position."""
-        logits_1V = self.stepper.prefill(self.ids[self.stepper.logical : position])
-        self.choice = int(logits_1V[0].argmax())
+        self.position = position
         self._verdicts.clear()
-        self.far = self.far_window is not None and position > self.far_window and self._nearly(position) != self.choice
+        if position not in self.known:
+            self.known[position] = self._find(position)
+        self.choice, self.far = self.known[position]
+
+    def oracle(self) -> Tensor:
+        """The verifier's attention on the document so far."""
+        self._catch_up()
+        return self._look()
+
+    def _find(self, position: int) -> tuple[int, bool]:
+        choice = int(self._catch_up()[0].argmax())
+        far = self.far_window is not None and position > self.far_window and self._nearly(position) != choice
+        return choice, far
+
+    def _catch_up(self) -> Tensor:
+        """Read up to the current position; logits there where anything was left to read: (1, V)."""
+        return self.stepper.prefill(self.ids[self.stepper.logical : self.position])
 
     def accepted(self, drafts: Sequence[int]) -> int:
         """How many of the drafts the verifier says itself, one after the other."""
@@ -62,6 +86,7 @@ class Truth:
             return 0
         said = [self.choice]
         if len(drafts) > 1:
+            self._catch_up()
             said += self.stepper.feed(drafts[:-1])[0].argmax(-1).tolist()
             self.stepper.rollback(len(drafts) - 1)
         wrong = first_mismatch(list(drafts), said)

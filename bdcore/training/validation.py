@@ -18,7 +18,7 @@ _MOST_JUDGED = 256
 
 
 def judged(config: TrainingConfig) -> int:
-    """Newest tokens of a held-out sequence that are judged: the paper's continuation, less where sequences are short."""
+    """Newest tokens of a held-out sequence that are judged: as many as the paper continues, less where it is short."""
     return min(_MOST_JUDGED, config.longest // 2)
 
 

@@ -378,3 +378,17 @@ def test_every_context_takes_documents_of_each_corpus_that_are_long_enough_for_t
     plain = [[Document(d.doc_id, d.source, d.text) for d in documents] for documents in corpora]
     short = prompts_of(grid, plain, byte_tokenizer(), 1, 40)
     assert {d.doc_id for d in short} == {d.doc_id for d in long} and {len(d.ids) for d in short} == {40}
+
+
+def test_what_another_study_found_of_a_document_is_not_read_again(monkeypatch):
+    """One-token drafts then need no verifier at all; longer ones read up to where they are checked. Rows stay equal."""
+    known, reads = {}, []
+    one = bench(far_window=16, gammas=[1])
+    first = replayed(one, known=known)
+    assert sorted(known) == all_positions(one.config.grid) and any(far for _, far in known.values())
+    fed = Truth._catch_up
+    monkeypatch.setattr(Truth, "_catch_up", lambda self: reads.append(self.position) or fed(self))
+    assert replayed(one, known=dict(known)) == first and not reads
+    several = bench(far_window=16)
+    again = replayed(several, known=dict(known))
+    assert reads and again == replayed(several)
