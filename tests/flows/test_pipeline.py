@@ -219,3 +219,33 @@ def test_the_report_is_one_file_with_figures_and_the_facts_of_the_study(finished
     assert html.count("<svg") >= 4
     assert study.keys.trained in html and study.keys.targets in html
     assert not re.search(r"(src|href)=[\"']https?:", html)
+
+
+REPLAY = ["grid.workloads=[replay]", "grid.policy=[attention_mass, sink_recent]", "grid.far_window=32"]
+
+
+def test_a_replay_is_measured_resumed_by_document_and_reported(used, study_config):
+    pipeline(str(study_config), REPLAY)
+    rows = samples(used, workload="replay")
+    # per context: sd_full, sd_sparse at 2 budgets x 2 policies, budgetdraft at those and full; 2 contexts, 2 documents
+    assert len(rows) == (1 + 4 + 5) * 2 * 2 and {row["status"] for row in rows} == {"ok"}
+    assert all(row["rounds"] == 32 and row["drafted"] == 96 and row["far_rounds"] is not None for row in rows)
+    assert all(row["exact_match"] is None and row["decode_s"] is None for row in rows)
+    files = sorted((used / "results" / "samples").rglob("part-replay-*.parquet"))
+    files[0].unlink()
+    kept = times(used, "part-*.parquet")
+    pipeline(str(study_config), REPLAY)
+    assert {p: t for p, t in times(used, "part-*.parquet").items() if p != files[0]} == kept
+    again = samples(used, workload="replay")
+    assert sorted(map(str, again)) == sorted(map(str, rows))
+    assert any("replay" in p.read_text() for p in (used / "reports").rglob("report.html"))
+
+
+def test_an_overlay_trains_its_own_drafter_and_reuses_the_rest(used, study_config, tmp_path):
+    overlay = study_config.with_name("over.yaml")
+    overlay.write_text(f"extends: {study_config.name}\nname: over\ntraining: {{lam: 0, supervise: dense}}\n")
+    made = training(str(overlay))
+    assert not made.reused
+    base, other = (open_study(str(path)).keys for path in (study_config, overlay))
+    assert (base.targets, base.base) == (other.targets, other.base) and base.trained != other.trained
+    assert len(list((used / "drafters").glob("*/manifest.json"))) == 3

@@ -30,7 +30,7 @@ from bdcore.models.drafter import Drafter, load_drafter, save_drafter, slice_ver
 from bdcore.models.loading import FAMILIES, check_model, load_model
 from bdcore.models.shape import from_config
 from bdcore.models.stepper import CachePlan, Stepper, feed_together
-from bdcore.training.views import extend, sparse
+from bdcore.training.views import Block, Sight, extend, sparse
 from tests.conftest import noisy_copy
 from tests.unit.reference import Survivors
 
@@ -501,6 +501,13 @@ def chosen(name, ids):
     return [select(stepper.evidence(i), budget=24, selection=rule.for_layer(i))[0] for i in range(LAYERS)]
 
 
+def sparse_view(model, view, *blocks):
+    """Views of blocks given as (start, budget, position mode)."""
+    rule = sparse_plan().selection
+    made = [Block(start, Sight(rule.policy, budget, mode)) for start, budget, mode in blocks]
+    return sparse(view, made, rule=lambda _: rule, window=rule.window, model=model)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
@@ -508,8 +515,8 @@ def test_a_training_view_of_two_rows_is_what_each_computes_from_its_kept_keys(na
     generator = torch.Generator().manual_seed(5)
     model, rows = model_of(name), [(torch.randperm(125, generator=generator)[:56] + 3).tolist() for _ in range(2)]
     ids_BT = torch.tensor(rows)
-    prefix, view = extend(model, ids_BT[:, :48], window=4)
-    seen = sparse(view, budget=24, selection=sparse_plan().selection, position_mode=mode, model=model)
+    prefix, view = extend(model, ids_BT[:, :48])
+    seen = sparse_view(model, view, (48, 24, mode))
     after_full, after_few = (head(model, extend(model, ids_BT[:, 48:], view=v)[0]) for v in (view, seen))
     for row, ids in enumerate(rows):
         whole = torch.cat([head(model, prefix), after_full], 1)[row]
@@ -527,12 +534,27 @@ def test_a_training_view_of_two_rows_is_what_each_computes_from_its_kept_keys(na
 @torch.no_grad()
 def test_a_sparse_view_extended_twice_is_the_view_extended_once(name):
     model, ids_1T = model_of(name), torch.tensor([tokens(56)])
-    _, view = extend(model, ids_1T[:, :48], window=4)
-    seen = sparse(view, budget=24, selection=sparse_plan().selection, position_mode="absolute", model=model)
+    _, view = extend(model, ids_1T[:, :48])
+    seen = sparse_view(model, view, (48, 24, "absolute"))
     once, _ = extend(model, ids_1T[:, 48:], view=seen)
     first, longer = extend(model, ids_1T[:, 48:51], view=seen)
     second, _ = extend(model, ids_1T[:, 51:], view=longer)
     assert_logits(torch.cat([first, second], 1), once)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_views_of_several_places_read_together_are_what_each_is_alone(name):
+    """Shorter ones are filled up: filling is seen by no layer, with a sliding window or without."""
+    model, ids_1T = model_of(name), torch.tensor([tokens(56)])
+    _, view = extend(model, ids_1T)
+    blocks = [(12, 24, "absolute"), (48, 24, "absolute"), (40, 16, "in_cache"), (32, 24, "in_cache")]
+    hidden, _ = extend(
+        model, torch.cat([ids_1T[:, b : b + 8] for b, _, _ in blocks]), view=sparse_view(model, view, *blocks)
+    )
+    for mine, block in zip(hidden, blocks, strict=True):
+        alone, _ = extend(model, ids_1T[:, block[0] : block[0] + 8], view=sparse_view(model, view, block))
+        torch.testing.assert_close(mine, alone[0], atol=1e-4, rtol=1e-4)
 
 
 # --- what is refused, from the config alone
