@@ -1,14 +1,12 @@
 """`budgetdraft envelope`: tables and figures of all studies of a workspace, written into one folder."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bdcore.identity import atomic_path
 from reports.curves import all_curves
 from reports.envelope import COLUMNS, COMPARED, RETAINED, VERDICTS, compare_all, envelope, retention, upper_envelope
+from reports.files import csv_text, write_text
 from reports.studies import documents
 
 Judged = tuple[str, Sequence[str]]
@@ -25,29 +23,18 @@ def write_envelope(
     found = documents(workspace)
     rows = envelope(found)
     files = {
-        "envelope.csv": _csv(COLUMNS, rows),
-        "compare.csv": _csv(COMPARED, compare_all(found, against)),
-        "retention.csv": _csv(RETAINED, retention(found)),
+        "envelope.csv": _table(COLUMNS, rows),
+        "compare.csv": _table(COMPARED, compare_all(found, against)),
+        "retention.csv": _table(RETAINED, retention(found)),
     }
     if judged:
-        files["upper_envelope.csv"] = _csv(VERDICTS, upper_envelope(rows, *judged))
+        files["upper_envelope.csv"] = _table(VERDICTS, upper_envelope(rows, *judged))
     files |= {f"{drawing.name}.svg": drawing.standalone for drawing in all_curves(rows)}
     try:
-        return [_write(out / name, text) for name, text in files.items()]
+        return [write_text(out / name, text) for name, text in files.items()]
     except OSError as error:
         raise ValueError(f"--out {out}: cannot be written ({error.strerror}); name another folder") from error
 
 
-def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """CSV text; None is an empty field."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
-
-
-def _write(path: Path, text: str) -> Path:
-    with atomic_path(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-    return path
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    return csv_text(columns, ([row.get(name) for name in columns] for row in rows))

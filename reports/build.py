@@ -1,18 +1,16 @@
 """Builds the report of one run: one HTML file that needs nothing else, the same in Markdown, tables and figures."""
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import duckdb
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from bdcore.collapse import Estimate
-from bdcore.identity import atomic_path
 from reports.content import gather
+from reports.files import csv_text, templates, write_text
 from reports.measured import Measured, measure, summary
 from reports.tables import connect, fetch, records
 
@@ -33,7 +31,7 @@ def build_report(workspace: Path, run_key: str, out: Path, *, facts: Mapping[str
     environment = _environment()
     for name in ("report.html", "report.md"):
         files[name] = environment.get_template(f"{name}.j2").render(content)
-    return {name: _write(out / name, text) for name, text in files.items()}
+    return {name: write_text(out / name, text) for name, text in files.items()}
 
 
 def summary_rows(workspace: Path, run_key: str) -> list[dict[str, Any]]:
@@ -51,42 +49,21 @@ def _require(connection: duckdb.DuckDBPyConnection, workspace: Path, run_key: st
 
 def _tables(connection: duckdb.DuckDBPyConnection, run_key: str, content: Mapping[str, Any]) -> dict[str, str]:
     rows = summary(content["cells"])
-    files = {"tables/summary.csv": _csv(list(rows[0]), [list(row.values()) for row in rows])}
+    files = {"tables/summary.csv": csv_text(list(rows[0]), [list(row.values()) for row in rows])}
     known = {row["view_name"] for row in records(connection, "SELECT view_name FROM duckdb_views()")}
     for view in _VIEWS:
         if view in known:
             columns, found = fetch(connection, f"SELECT * FROM {view} WHERE run_key = ? ORDER BY ALL", [run_key])
-            files[f"tables/{view}.csv"] = _csv(columns, found)
+            files[f"tables/{view}.csv"] = csv_text(columns, found)
     for name in ("collapses", "effects", "failed"):
         plain = [row if isinstance(row, dict) else vars(row) for row in content[name]]
         if plain:
-            files[f"tables/{name}.csv"] = _csv(list(plain[0]), [list(row.values()) for row in plain])
+            files[f"tables/{name}.csv"] = csv_text(list(plain[0]), [list(row.values()) for row in plain])
     return files
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """CSV text; NULL is an empty field."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return buffer.getvalue()
-
-
-def _write(path: Path, text: str) -> Path:
-    with atomic_path(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-    return path
-
-
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates(autoescape=True)
     environment.filters |= {
         "fixed": _fixed,
         "percent": lambda value, digits=1: _fixed(None if value is None else 100 * value, digits),

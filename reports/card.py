@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bdcore.collapse import Estimate
+from reports.files import templates
 from reports.measured import Measured, measure
 from reports.tables import connect
 
@@ -30,13 +30,7 @@ def measured_cells(workspace: Path, run_key: str, role: str) -> list[Measured]:
 
 def render_card(facts: Mapping[str, Any], cells: Sequence[Measured]) -> str:
     """The card as Markdown with YAML front matter. `facts`: see `flows.exporting.card_facts`."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates(autoescape=False)
     environment.filters |= {"weights": weights, "acceptance": acceptance, "budget": budget, "md": _plain}
     return environment.get_template("card.md.j2").render(
         **facts, front_matter=front_matter(facts["verifier"]), grid=grid_sections(cells)
