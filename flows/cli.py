@@ -334,6 +334,9 @@ def envelope(
     retention.csv: acceptance at each context, relative to the shortest one,
     on the same documents.
 
+    growth.csv: what the validations of every training stage found, against
+    tokens learned from.
+
     upper_envelope.csv, with --drafter and --reference: is the drafter at
     least as good as the better of the references, within the intervals?
 

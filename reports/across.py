@@ -7,6 +7,7 @@ from typing import Any
 from reports.curves import all_curves
 from reports.envelope import COLUMNS, COMPARED, RETAINED, VERDICTS, compare_all, envelope, retention, upper_envelope
 from reports.files import csv_text, write_text
+from reports.growth import GROWTH, growth
 from reports.studies import documents
 
 Judged = tuple[str, Sequence[str]]
@@ -15,8 +16,8 @@ Judged = tuple[str, Sequence[str]]
 def write_envelope(
     workspace: Path, out: Path, *, against: Sequence[str] = (), judged: Judged | None = None
 ) -> list[Path]:
-    """Write `envelope.csv`, `compare.csv`, `retention.csv`, `upper_envelope.csv` (with `judged`: a drafter and its
-    references) and the figures into `out`. Returns their paths.
+    """Write `envelope.csv`, `compare.csv`, `retention.csv`, `growth.csv` and the figures into `out`; with `judged`, a
+    drafter and its references, also `upper_envelope.csv`. Returns their paths.
 
     Raises FileNotFoundError without results, ValueError for an unknown drafter or a place that cannot be written.
     """
@@ -26,6 +27,7 @@ def write_envelope(
         "envelope.csv": _table(COLUMNS, rows),
         "compare.csv": _table(COMPARED, compare_all(found, against)),
         "retention.csv": _table(RETAINED, retention(found)),
+        "growth.csv": _table(GROWTH, growth(workspace)),
     }
     if judged:
         files["upper_envelope.csv"] = _table(VERDICTS, upper_envelope(rows, *judged))

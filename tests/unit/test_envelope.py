@@ -14,6 +14,7 @@ from bdcore.identity import write_manifest
 from reports.across import write_envelope
 from reports.curves import all_curves
 from reports.envelope import COLUMNS, compare, compare_all, drafters, envelope, retention, upper_envelope
+from reports.growth import growth
 from reports.studies import documents
 from tests.unit.test_reports import failure, sample, store
 
@@ -350,7 +351,7 @@ def table(path: Path):
 def test_tables_are_written_with_empty_cells_for_null(written):
     out, paths = written
     assert {p.name for p in paths if p.suffix == ".csv"} == {
-        *("envelope.csv", "compare.csv", "retention.csv", "upper_envelope.csv")
+        *("envelope.csv", "compare.csv", "retention.csv", "growth.csv", "upper_envelope.csv")
     }
     assert all(path.is_file() and path.parent == out for path in paths)
     rows = table(out / "envelope.csv")
@@ -412,3 +413,27 @@ def test_a_place_that_cannot_be_written_is_a_value_error(tmp_path):
     finish(tmp_path, "one", [trained("one")])
     with pytest.raises(ValueError, match="cannot be written"):
         write_envelope(tmp_path, tmp_path / "file" / "out")
+
+
+# --- growth
+
+
+def test_growth_counts_the_tokens_learned_from_until_each_validation(tmp_path):
+    folder = tmp_path / "drafters" / "abc"
+    folder.mkdir(parents=True)
+    steps = [{"step": i, "tokens": 10 * i} for i in (1, 2, 3)]
+    steps[1]["agreement"] = {"full": 0.5, "budget_64": 0.25}
+    steps[2] |= {"agreement": {"full": 0.6}, "decoded": {"full": 0.4}}
+    (folder / "training_log.json").write_text(json.dumps(steps))
+    assert growth(tmp_path) == []  # not finished
+    write_manifest(folder, "abc", study="s", stage="trained", training={"seed": 2})
+    facts = {"study": "s", "stage": "trained", "seed": 2, "drafter_key": "abc"}
+    assert growth(tmp_path) == [
+        {**facts, "step": step, "tokens": tokens, "measure": measure, "view": view, "share": share}
+        for step, tokens, measure, view, share in (
+            (2, 30, "agreement", "full", 0.5),
+            (2, 30, "agreement", "budget_64", 0.25),
+            (3, 60, "agreement", "full", 0.6),
+            (3, 60, "decoded", "full", 0.4),
+        )
+    ]
