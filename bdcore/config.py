@@ -193,9 +193,10 @@ class ViewsConfig(SparseConfig):
         return self
 
 
+_PAPER = {"policy": {"attention_mass": 1.0}, "position_mode": {"absolute": 1.0}}
 VIEW_PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "quarter": {"budgets": {64: 0.4, 128: 0.3, 256: 0.2, 512: 0.1}},
+    "paper": {**_PAPER, "budgets": {256: 0.4, 512: 0.3, 1024: 0.2, 2048: 0.1}},
+    "quarter": {**_PAPER, "budgets": {64: 0.4, 128: 0.3, 256: 0.2, 512: 0.1}},
 }
 
 
@@ -481,11 +482,19 @@ def _read(path: Path, seen: list[Path]) -> dict[str, Any]:
         raise ConfigError(f"configuration {path}: expected sections, found {type(raw).__name__}")
     other = raw.pop("extends", None)
     _resolve_paths(raw, path.parent)
+    _expand_presets(raw)
     if other is None:
         return raw
     if not isinstance(other, str):
         raise ConfigError(f"configuration {path}: extends = {other!r}: give the name of a configuration file")
     return _merged(_read((path.parent / Path(other).expanduser()).resolve(), [*seen, path]), raw)
+
+
+def _expand_presets(raw: dict[str, Any]) -> None:
+    """Write presets out, so that overlays and overrides can change parts of them."""
+    for stage in (raw.get("base"), raw.get("training")):
+        if isinstance(stage, dict) and isinstance(stage.get("views"), str):
+            stage["views"] = VIEW_PRESETS.get(stage["views"], stage["views"])  # validation names an unknown one
 
 
 _WEIGHTS = frozenset({"budgets", "prefix_lengths", "mixture", "policy", "position_mode", "loss_a", "loss_c"})

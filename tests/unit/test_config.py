@@ -299,3 +299,14 @@ def test_override_reaches_into_a_list(write):
     ]
     assert "2 is no entry" in refusal(path, "corpus.2.path=/books")
     assert "corpus.1.pth" in refusal(path, "corpus.1.pth=/books") and "split" in refusal(path, "corpus.1.pth=/books")
+
+
+def test_parts_of_a_preset_can_be_changed_and_a_preset_replaces_what_was_there(tmp_path):
+    (tmp_path / "base.yaml").write_text("training: {views: quarter}\n")
+    (tmp_path / "over.yaml").write_text("extends: base.yaml\ntraining: {views: {position_mode: in_cache}}\n")
+    (tmp_path / "back.yaml").write_text("extends: over.yaml\ntraining: {views: paper}\n")
+    quarter = load_config(QUICK, ["training.views=quarter"]).training.views
+    over = load_config(tmp_path / "over.yaml", ["training.views.policy=random"]).training.views
+    assert over == quarter.model_copy(update={"position_mode": {"in_cache": 1.0}, "policy": {"random": 1.0}})
+    assert load_config(tmp_path / "back.yaml").training.views == ViewsConfig()
+    assert load_config(tmp_path / "base.yaml").training.views == quarter
