@@ -28,10 +28,13 @@ class Progress:
 
     LOG_S, ARTIFACT_S = 5.0, 15.0
 
-    def __init__(self, key: str, what: str, total: float, unit: str, *, done: float = 0.0) -> None:
+    def __init__(
+        self, key: str, what: str, total: float, unit: str, *, done: float = 0.0, since: float | None = None
+    ) -> None:
+        """`since`: when the work began, on `time.monotonic`'s clock, where that was before now."""
         self.logger = get_run_logger()
         self.key, self.what, self.total, self.unit = key, what, total, unit
-        self.start, self.begun = time.monotonic(), done
+        self.start, self.begun = since or time.monotonic(), done
         self._logged, self._shown, self._artifact = 0.0, 0.0, None
         if done:
             self.logger.info("%s: resuming at %s of %s %s", what, f"{done:,.0f}", f"{total:,.0f}", unit)

@@ -136,11 +136,13 @@ def _train(
     on_record: OnRecord | None,
 ) -> TrainingState:
     progress: list[Progress] = []
+    since = time.monotonic()
 
     def step(record: dict[str, Any]) -> None:
         if not progress:
             done = record["step"] - 1
-            progress.append(Progress(f"{role}-drafter", f"{role} drafter", config.steps, "steps", done=done))
+            what = (f"{role}-drafter", f"{role} drafter", config.steps, "steps")
+            progress.append(Progress(*what, done=done, since=since))
         progress[0](record["step"], _losses(record))
         if on_record:
             on_record(record)
