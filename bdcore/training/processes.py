@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import torch
 
 from bdcore.config import TrainingConfig
@@ -39,6 +42,8 @@ class _Order:
     device: str
     state: str
     freeze_embedding: bool
+    launcher: tuple[int, float]
+    """Process id and start time of who waits for them."""
 
 
 def train_together(stage: Stage, targets: Path, on_step: OnStep | None = None) -> TrainingState:
@@ -53,7 +58,9 @@ def train_together(stage: Stage, targets: Path, on_step: OnStep | None = None) -
         device = stage.drafter.model.device.type
         config = stage.config.model_dump(mode="json")
         state = str(stage.checkpoints.state)
-        order = _Order(str(start), str(targets), config, stage.seed, stage.dtype, device, state, stage.freeze_embedding)
+        me = (os.getpid(), psutil.Process().create_time())
+        facts = (str(targets), config, stage.seed, stage.dtype, device, state, stage.freeze_embedding, me)
+        order = _Order(str(start), *facts)
         write_json(Path(folder) / "order.json", asdict(order))
         _run(stage.config.processes, Path(folder) / "order.json", device, on_step)
     stage.drafter.model.model.embed_tokens.requires_grad_(not stage.freeze_embedding)
@@ -112,9 +119,22 @@ def _on_sigterm(handler: Any) -> None:
         return
 
 
+def _end_with(launcher: tuple[int, float]) -> None:
+    """Leave once nobody waits any more: a killed launcher's successor would write the same checkpoint."""
+    while True:
+        try:
+            alive = psutil.Process(launcher[0]).create_time() == launcher[1]
+        except psutil.NoSuchProcess:
+            alive = False
+        if not alive:
+            os._exit(1)
+        time.sleep(0.5)
+
+
 def main(order_file: str) -> None:
     """A single process of the team."""
     order = _Order(**json.loads(Path(order_file).read_text()))
+    threading.Thread(target=_end_with, args=(order.launcher,), daemon=True).start()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = f"cuda:{local}" if order.device == "cuda" else order.device
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

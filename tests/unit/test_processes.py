@@ -1,8 +1,14 @@
 """Training in two processes (gloo): the same step as one process with twice the batch, and no rank that waits."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -59,3 +65,22 @@ def test_failing_process_ends_all_and_its_error_is_told(tmp_path, targets):
     broken.checkpoints.state.write_bytes(b"no checkpoint")
     with pytest.raises(RuntimeError, match=r"2 training processes ended with 1.*delete it to train anew"):
         train_together(broken, targets)
+
+
+@pytest.mark.timeout(240)
+def test_killed_launcher_takes_its_processes_with_it_and_a_new_one_goes_on(tmp_path, targets):
+    code = (
+        "import os, sys; from pathlib import Path; from tests.unit.test_processes import stage_of, train_together; "
+        "stage = stage_of(Path(sys.argv[1]), Path(sys.argv[2]), processes=2, checkpoint_every=1); "
+        "train_together(stage, Path(sys.argv[2]), lambda r: r['step'] == 2 and os.kill(os.getpid(), 9))"
+    )
+    root = Path(__file__).parents[2]
+    where = {"PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}  # their command lines name this folder
+    command = [sys.executable, "-c", code, str(tmp_path), str(targets)]
+    assert subprocess.run(command, cwd=root, env={**os.environ, **where}).returncode == -signal.SIGKILL
+    end = time.monotonic() + 60
+    while left := [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]:
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
+    assert 2 <= torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] <= 4
+    assert train_together(stage_of(tmp_path, targets, processes=2), targets).step == 4
