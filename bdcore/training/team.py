@@ -8,10 +8,15 @@ import contextlib
 import os
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+_PATIENCE = timedelta(hours=2)
+"""The others wait while the leading process validates."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ def joined_team(device: str) -> Generator[Team]:
     if "WORLD_SIZE" not in os.environ:
         yield ALONE
         return
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    dist.init_process_group(backend, timeout=_PATIENCE)
     try:
         yield Team(dist.get_rank(), dist.get_world_size(), device)
     finally:
