@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
 _PATIENCE = timedelta(hours=2)
 """The others wait while the leading process validates."""
 
