@@ -232,10 +232,6 @@ class LossConfig(Section):
         check_weights("loss", self.model_dump())
         return self
 
-    @property
-    def needs_top_k(self) -> bool:
-        return bool(self.kl or self.reverse_kl or self.tv or self.lk)
-
 
 class ValidationConfig(Section):
     """What is measured of held-out documents while training, by view; the best weights are kept by it."""
@@ -356,7 +352,7 @@ class GridConfig(SparseConfig):
 
     @model_validator(mode="after")
     def _legal(self) -> "GridConfig":
-        for name in (*("corpus", "workloads", "methods", "contexts", "budgets", "policy", "position_mode", "gammas"),):
+        for name in ("corpus", "workloads", "methods", "contexts", "budgets", "policy", "position_mode", "gammas"):
             values = getattr(self, name)
             empty = not values and not (name == "budgets" and self.budget_bytes)
             if empty or any(value in values[:i] for i, value in enumerate(values)):

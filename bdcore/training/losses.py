@@ -35,11 +35,15 @@ class Targets:
 
     def __getitem__(self, part: slice) -> "Targets":
         """The same for a range of positions of (B, T) targets."""
-        return Targets(self.labels[:, part], self.topk_ids[:, part], self.topk_logprobs[:, part])
+        return self.each(lambda x: x[:, part])
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Targets":
+        """The same with all three tensors changed alike."""
+        return Targets(change(self.labels), change(self.topk_ids), change(self.topk_logprobs))
 
     def picked(self, mask: Tensor) -> "Targets":
         """The tokens where a boolean mask of the shape of `labels` holds, in one row: (N,)."""
-        return Targets(self.labels[mask], self.topk_ids[mask], self.topk_logprobs[mask])
+        return self.each(lambda x: x[mask])
 
     def split(self, size: int) -> "Iterator[Targets]":
         """(N,) targets in pieces of at most `size` tokens."""

@@ -92,8 +92,7 @@ def losses(drafter: Drafter, batch: Batch, config: TrainingConfig, chosen: Draw,
     )
     part = partial(_cut, blocks=chosen.blocks, length=config.continuation)
     hidden_NCE, _ = extend(model, part(batch.ids_BT), view=seen)
-    targets = Targets(part(batch.targets.labels), part(batch.targets.topk_ids), part(batch.targets.topk_logprobs))
-    return StepLoss(full, _by_view(head, hidden_NCE, targets, config, chosen.blocks))
+    return StepLoss(full, _by_view(head, hidden_NCE, batch.targets.each(part), config, chosen.blocks))
 
 
 def _head(model: Any) -> Callable[[Tensor], Tensor]:
@@ -127,14 +126,12 @@ def _by_view(
     out: dict[str, LossSum] = {}
     for name in sorted(set(names)):
         of = torch.tensor([n for n, other in enumerate(names) if other == name], device=hidden_NCE.device)
-        mine = Targets(targets.labels[of], targets.topk_ids[of], targets.topk_logprobs[of])
-        out[name] = head_loss(head, hidden_NCE[of], mine, config.loss_c)
+        out[name] = head_loss(head, hidden_NCE[of], targets.each(lambda x, of=of: x[of]), config.loss_c)
     return out
 
 
 def supervised(batch: Batch, config: TrainingConfig, chosen: Draw) -> tuple[int, int]:
     """(tokens of L_A, tokens of L_C), known before any forward: what means are taken over."""
-    labels = batch.targets.labels
-    first = chosen.prefix if config.supervise == "continuation" else 0
-    tail = _cut(labels, chosen.blocks, config.continuation) if chosen.blocks else labels[:, :0]
-    return int((labels[:, first:] >= 0).sum()), int((tail >= 0).sum())
+    targets, first = batch.targets, chosen.prefix if config.supervise == "continuation" else 0
+    tail = targets.each(partial(_cut, blocks=chosen.blocks, length=config.continuation)).tokens if chosen.blocks else 0
+    return targets[first:].tokens, tail
