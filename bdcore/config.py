@@ -134,8 +134,7 @@ class MixtureConfig(Section):
 
     @model_validator(mode="after")
     def _some_weight(self) -> "MixtureConfig":
-        if self.forced + self.generated + self.repeated <= 0:
-            raise ValueError("all weights are 0; give at least one kind a positive weight")
+        check_weights("mixture", self.model_dump())
         return self
 
 

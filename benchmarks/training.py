@@ -23,10 +23,10 @@ from bdcore.models.loading import quiet
 from bdcore.runtime import seed_for
 from bdcore.study import Study, open_study
 from bdcore.targets.rows import TargetRows
-from bdcore.training.batches import Sampler, collate, head_index, split_validation
+from bdcore.training.batches import split_validation
 from bdcore.training.checkpoint import Checkpoints
 from bdcore.training.loop import Stage, train
-from bdcore.training.validation import validate
+from bdcore.training.validation import held_out_batches, validate
 
 SCHEMES: dict[str, dict[str, Any]] = {
     # One continuation of 256 tokens after the prefix, read without gradients; both losses on it.
@@ -102,13 +102,8 @@ def judged(study: Study, drafter: Any, length: int) -> dict[str, float]:
     )
     rows = TargetRows(study.workspace.targets(study.keys.targets))
     _, held_out = split_validation(rows, count)
-    sampler = Sampler(rows, held_out, config.mixture.model_copy(update={"forced": 1.0, "repeated": 0.0}), 0)
-
-    def collated(windows: list[Any]) -> Any:
-        model = drafter.model
-        return collate(windows, head_index(drafter.ids, model.config.vocab_size), str(model.device))
-
-    found = validate(drafter, sampler, collated, config, seed=0)["decoded"]
+    batches = held_out_batches(rows, held_out, drafter, config.longest, 0)
+    found = validate(drafter, batches, config, seed=0)["decoded"]
     return {**found, "mean": sum(found.values()) / len(found)}
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bdcore.config import MixtureConfig
+from bdcore.models.drafter import Drafter
 from bdcore.runtime import seed_for
 from bdcore.targets.rows import TargetRow, TargetRows
 from bdcore.training.losses import IGNORE, Targets
@@ -127,6 +128,12 @@ def collate(windows: list[Tokens], to_head: Tensor | None, device: str) -> Batch
         labels = torch.where(labels == -1, IGNORE, labels)  # the head cannot say it: nothing to learn there
         topk_ids = torch.where(topk_ids == IGNORE, -1, to_head[topk_ids.clamp_min(0)])
     return Batch(ids, Targets(labels, topk_ids, stacked("topk_logprobs")))
+
+
+def collate_for(drafter: Drafter, windows: list[Tokens]) -> Batch:
+    """Windows as the tensors this drafter learns from, on its device."""
+    model = drafter.model
+    return collate(windows, head_index(drafter.ids, model.config.vocab_size), str(model.device))
 
 
 def head_index(ids: Tensor | None, vocab_size: int) -> Tensor | None:

@@ -17,12 +17,12 @@ from bdcore.models.drafter import Drafter
 from bdcore.runtime import seed_for, torch_dtype
 from bdcore.targets.rows import TargetRows
 from bdcore.training import checkpoint
-from bdcore.training.batches import Batch, Sampler, Tokens, collate, head_index, split_validation
+from bdcore.training.batches import Batch, Sampler, collate_for, split_validation
 from bdcore.training.checkpoint import Checkpoints, TrainingState
 from bdcore.training.losses import LossSum
 from bdcore.training.objective import Draw, StepLoss, draw, joined, losses, supervised
 from bdcore.training.team import ALONE, Team
-from bdcore.training.validation import score, validate
+from bdcore.training.validation import held_out_batches, score, validate
 from bdcore.training.views import checkpoint_layers
 
 Record = dict[str, Any]
@@ -72,15 +72,14 @@ def train(stage: Stage, on_step: OnStep | None = None) -> TrainingState:
     state = checkpoint.load(stage.checkpoints.state, model, optimizer) or TrainingState()
     kept, held_out = split_validation(stage.rows, config.validation.sequences)
     sampler = Sampler(stage.rows, kept, config.mixture, stage.seed)
-    judged = Sampler(stage.rows, held_out, config.mixture.model_copy(update=_FORCED_ONLY), stage.seed)
-    collated = partial(_collated, stage.drafter)
+    judged = held_out_batches(stage.rows, held_out, stage.drafter, config.longest, stage.seed) if team.leads else []
     model.train()
     with _listening() as told:
         while state.step < config.steps and not _stale(state, config):
-            record = _step(stage, optimizer, sampler, collated, state.step)
+            record = _step(stage, optimizer, sampler, state.step)
             state.step += 1
             if held_out and (state.step % config.validation.every == 0 or state.step == config.steps):
-                _judge(stage, state, record, partial(validate, stage.drafter, judged, collated, config))
+                _judge(stage, state, record, partial(validate, stage.drafter, judged, config))
             state.log.append(record)
             if on_step and team.leads:
                 on_step(record)
@@ -93,9 +92,6 @@ def train(stage: Stage, on_step: OnStep | None = None) -> TrainingState:
         checkpoint.load(stage.checkpoints.best, model)
     model.eval()
     return state
-
-
-_FORCED_ONLY = {"forced": 1.0, "generated": 0.0, "repeated": 0.0}
 
 
 def _stale(state: TrainingState, config: TrainingConfig) -> bool:
@@ -134,23 +130,12 @@ def _optimizer(model: Any, config: TrainingConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, weight_decay=config.weight_decay, betas=(0.9, 0.95))
 
 
-def _collated(drafter: Drafter, windows: list[Tokens]) -> Batch:
-    model = drafter.model
-    return collate(windows, head_index(drafter.ids, model.config.vocab_size), str(model.device))
-
-
-def _step(
-    stage: Stage,
-    optimizer: torch.optim.Optimizer,
-    sampler: Sampler,
-    collated: Callable[[list[Tokens]], Batch],
-    step: int,
-) -> Record:
+def _step(stage: Stage, optimizer: torch.optim.Optimizer, sampler: Sampler, step: int) -> Record:
     config, drafter, team = stage.config, stage.drafter, stage.team
     chosen = draw(config, stage.seed, step)
-    first = team.rank * config.accumulate
+    first, length = team.rank * config.accumulate, chosen.prefix + config.continuation
     batches = [
-        collated([sampler.draw(step, index, chosen.prefix + config.continuation) for index in _indices(config, m)])
+        collate_for(stage.drafter, [sampler.draw(step, i, length) for i in _indices(config, m)])
         for m in range(first, first + config.accumulate)
     ]
     # Means are over all tokens of the step, whichever forward or process they are in; their number is known before.

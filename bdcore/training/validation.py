@@ -1,14 +1,15 @@
 """Held-out documents while training: agreement with the verifier by view, teacher-forced and through a real cache."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from bdcore.config import TrainingConfig
+from bdcore.config import MixtureConfig, TrainingConfig
 from bdcore.kv.budget import FULL, FULL_POLICY
 from bdcore.models.drafter import Drafter
 from bdcore.models.stepper import CachePlan, Stepper
-from bdcore.training.batches import Batch, Sampler
+from bdcore.targets.rows import TargetRows
+from bdcore.training.batches import Batch, Sampler, collate_for
 from bdcore.training.losses import IGNORE
 from bdcore.training.objective import Draw, losses
 from bdcore.training.views import Block, Sight
@@ -90,12 +91,16 @@ def _walk(
     return hits
 
 
+def held_out_batches(rows: TargetRows, use: Sequence[int], drafter: Drafter, longest: int, seed: int) -> list[Batch]:
+    """One window of `longest` tokens of human text for every row to be used: the same at every validation."""
+    sampler = Sampler(rows, use, MixtureConfig(forced=1.0, generated=0.0, repeated=0.0), seed)
+    return [collate_for(drafter, [sampler.draw(-1 - row, 0, longest)]) for row in range(len(sampler.forced))]
+
+
 def validate(
-    drafter: Drafter, sampler: Sampler, collated: Any, config: TrainingConfig, *, seed: int
+    drafter: Drafter, batches: list[Batch], config: TrainingConfig, *, seed: int
 ) -> dict[str, dict[str, float]]:
     """{`agreement`: by view, `decoded`: by view (where asked for)} on the same windows at every validation."""
-    length = config.longest
-    batches = [collated([sampler.draw(-1 - row, 0, length)]) for row in range(len(sampler.forced))]
     drafter.model.eval()
     found = {"agreement": agreement(drafter, batches, config, seed=seed)}
     if config.validation.decode_tokens:

@@ -12,7 +12,7 @@ import torch
 from bdcore.models.drafter import Drafter
 from bdcore.targets.rows import TargetRows
 from bdcore.training import loop
-from bdcore.training.batches import split_validation
+from bdcore.training.batches import Tokens, split_validation
 from bdcore.training.checkpoint import Checkpoints
 from bdcore.training.loop import Interrupted, Stage, rate, train
 from bdcore.training.losses import IGNORE
@@ -204,7 +204,7 @@ def test_accumulated_forwards_are_one_step_over_all_their_tokens(tmp_path, monke
 
 
 def loop_row(sampler, index):
-    return loop.Tokens(
+    return Tokens(
         *(getattr(sampler.rows[index], n) for n in ("prompt_ids", "target_ids", "topk_ids", "topk_logprobs"))
     )
 

@@ -1,0 +1,198 @@
+"""How often trained drafters say what the verifier says, at every token of held-out documents, by context and budget.
+
+`replay` measures a draft of one token at some positions, through the pipeline; differences of a few points drown in its
+sample. This reads the same documents through the same cache in blocks of 32 tokens: before each block the cache is
+brought to the budget, and at each token of it the drafter's choice is compared with the verifier's greedy token. All
+drafters see the same tokens, so differences are paired over documents. It differs from `replay` in two ways: up to 31
+tokens more than the budget are seen inside a block, and the selection is renewed every 32 tokens.
+
+Needs studies whose drafters are trained (`budgetdraft run CONFIG --stage training`); measured views are kept.
+
+    python benchmarks/agreement.py configs/study/main.yaml configs/study/a_only.yaml --reference main --budgets 64 256
+"""
+
+import argparse
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bdcore.collapse.intervals import ratio_of_sums
+from bdcore.collapse.pairing import difference
+from bdcore.documents import Prompt
+from bdcore.evaluation.cell import cache_plan
+from bdcore.evaluation.texts import documents_of
+from bdcore.identity import digest, read_manifest, write_json
+from bdcore.kv.budget import FULL
+from bdcore.models.drafter import Drafter, load_drafter
+from bdcore.models.loading import load_model, load_tokenizer, materialise, quiet
+from bdcore.models.stepper import Stepper
+from bdcore.study import Study, open_study
+from bdcore.targets.generate import forced
+
+BLOCK = 32
+TABLES = "encodings/"
+"""Codec tables of the standard library: easy for everyone, so reported apart from code."""
+
+Counts = dict[str, tuple[int, int]]
+"""Context -> (agreed, tokens)."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a drafter sees of the text before a block."""
+
+    budget: int
+    policy: str
+    position_mode: str
+
+    @property
+    def name(self) -> str:
+        budget = "full" if self.budget == FULL else str(self.budget)
+        return f"{budget},{self.policy},{self.position_mode}"
+
+
+@torch.inference_mode()
+def choices(drafter: Drafter, study: Study, ids: list[int], view: View) -> list[int]:
+    """The drafter's token after each token of the text, through the cache of decoding."""
+    plan = cache_plan(study.config, budget=view.budget, policy=view.policy, position_mode=view.position_mode)
+    stepper = Stepper(drafter.model, replace(plan, block=BLOCK).sized(len(ids)))
+    said: list[int] = []
+    for start in range(0, len(ids), BLOCK):
+        stepper.fit()
+        best = stepper.feed(ids[start : start + BLOCK])[0].argmax(-1)
+        said += (best if drafter.ids is None else drafter.ids[best]).tolist()
+    return said
+
+
+def counts(said: list[int], truth: list[int], contexts: Sequence[int]) -> Counts:
+    """Agreement in the tokens up to each context and after the one before it."""
+    out: Counts = {}
+    for low, high in zip([0, *contexts], contexts, strict=False):
+        pairs = list(zip(said[low:high], truth[low:high], strict=True))
+        out[str(high)] = sum(a == b for a, b in pairs), len(pairs)
+    return out
+
+
+class Measured:
+    """What was measured, on disk: a view of a drafter on a document costs seconds to minutes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: Sequence[Any], make: Any) -> Any:
+        path = self.folder / f"{digest(*key)}.json"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, make())
+        return json.loads(path.read_text())
+
+
+def documents(study: Study) -> list[Prompt]:
+    tokenizer = load_tokenizer(source(study), study.config.verifier.revision)
+    return documents_of(study.config.grid, study.inputs.corpora, tokenizer, study.config.seed)
+
+
+def source(study: Study) -> str:
+    return materialise(study.config.verifier, study.workspace.models)
+
+
+def truths(study: Study, texts: list[Prompt], measured: Measured) -> list[list[int]]:
+    """The verifier's greedy token after each token of each document."""
+    loaded: list[Any] = []
+
+    def make(text: Prompt) -> list[int]:
+        loaded[:] = loaded or [load_model(source(study), dtype=torch.float32, device=study.runtime.device)]
+        print(f"verifier on {text.doc_id}", flush=True)
+        return forced(loaded[0], text.ids, top_k=1).ids
+
+    return [measured.get(("truth", study.keys.verifier, text.ids), lambda text=text: make(text)) for text in texts]
+
+
+def drafters(study: Study, names: Iterable[str]) -> Iterator[tuple[str, str, Drafter]]:
+    """(name, key, drafter): the trained one under the study's name, the base one as `base`."""
+    for name in names:
+        key = study.keys.base if name == "base" else study.keys.trained
+        folder = study.workspace.drafter(key)
+        if read_manifest(folder) is None:
+            raise SystemExit(f"{study.config.name}: drafter {key} is not trained; run `budgetdraft run` on it first")
+        with quiet():
+            vocab = study.inputs.verifier.vocab
+            yield name, key, load_drafter(str(folder), verifier_vocab=vocab, dtype=torch.float32, device="cpu")
+
+
+Table = dict[tuple[str, str, str, str], list[tuple[int, int]]]
+"""(drafter, group of documents, view, context) -> sums per document."""
+
+
+def measure(study: Study, names: list[str], views: list[View], contexts: list[int], measured: Measured) -> Table:
+    texts = [replace(t, ids=t.ids[: contexts[-1]]) for t in documents(study)]
+    right = truths(study, texts, measured)
+    table: Table = {}
+    for name, key, drafter in drafters(study, names):
+        for view in views:
+            for text, truth in zip(texts, right, strict=True):
+                found = measured.get(
+                    ("agreement", key, vars(view), text.ids, contexts, study.config.grid.window),
+                    lambda: counts(choices(drafter, study, text.ids, view), truth, contexts),  # noqa: B023
+                )
+                group = "tables" if TABLES in text.doc_id else text.source
+                for context, sums in found.items():
+                    table.setdefault((name, group, view.name, context), []).append(tuple(sums))
+            print(f"{name} {view.name} measured on {len(texts)} documents", flush=True)
+    return table
+
+
+def rows(table: Table, reference: str | None) -> list[dict[str, Any]]:
+    """Agreement with its interval over documents, and the paired difference to the reference in the same view."""
+    out: list[dict[str, Any]] = []
+    for (name, group, view, context), sums in sorted(table.items()):
+        one = ratio_of_sums([a for a, _ in sums], [b for _, b in sums])
+        budget, policy, mode = view.split(",")
+        row = {"drafter": name, "corpus": group, "context": int(context), "budget": budget, "policy": policy}
+        row |= {"position_mode": mode, "n": len(sums), "tokens": sum(b for _, b in sums)}
+        row |= {"agreement": one.value, "lo": one.low, "hi": one.high}
+        if reference and (reference, group, view, context) in table and name != reference:
+            gap = difference(sums, table[reference, group, view, context])
+            row |= {"minus_reference": gap.value, "minus_lo": gap.low, "minus_hi": gap.high}
+        out.append(row)
+    return out
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", nargs="+", help="studies whose drafters are trained; `base` adds the first's base")
+    parser.add_argument("--set", action="append", default=[], help="section.field=value for all, as in `budgetdraft`")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096])
+    parser.add_argument("--budgets", nargs="+", default=["64", "256", "full"])
+    parser.add_argument("--policies", nargs="+", default=["attention_mass"])
+    parser.add_argument("--modes", nargs="+", default=["absolute"], choices=["absolute", "in_cache"])
+    parser.add_argument("--reference", help="name of the study the others are compared with")
+    parser.add_argument("--out", type=Path, default=Path("workspace/benchmarks/agreement.csv"))
+    options = parser.parse_args(argv)
+    sparse = [int(budget) for budget in options.budgets if budget != "full"]
+    views = [View(b, p, m) for b, p, m in product(sparse, options.policies, options.modes)]
+    views += [View(FULL, "full", "absolute")] if "full" in options.budgets else []
+    studies = [open_study(config, options.set) for config in options.configs if config != "base"]
+    names = [[s.config.name] for s in studies]
+    names[0] += ["base"] if "base" in options.configs else []
+    measured = Measured(studies[0].workspace.root / "agreement")
+    table: Table = {}
+    for study, wanted in zip(studies, names, strict=True):
+        table |= measure(study, wanted, views, options.contexts, measured)
+    found = rows(table, options.reference)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with options.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in found for key in row)))
+        writer.writeheader()
+        writer.writerows(found)
+    return found
+
+
+if __name__ == "__main__":
+    main()
