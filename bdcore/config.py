@@ -38,10 +38,22 @@ Policy = Literal["attention_mass", "last_key", "sink_recent", "random", "oracle"
 PositionMode = Literal["absolute", "in_cache"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 GammaMode = Literal["fixed", "confidence", "adaptive"]
-MethodName = Literal["ar", "ngram", "sd_full", "sd_sparse", "budgetdraft"]
+MethodName = Literal["ar", "ngram", "sd_full", "sd_sparse", "streaming", "self_sparse", "budgetdraft"]
+Workload = Literal["greedy", "sampled", "replay"]
+CellField = Literal[
+    "method", "workload", "context", "budget", "policy", "position_mode", "gamma", "drafter", "temperature"
+]
+Exclusion = dict[CellField, list[Any]]
+OWN_DRAFTERS = ("base", "trained", "self")
+"""Names of drafters that a study has without naming them."""
 
 
-Workload = Literal["greedy", "replay"]
+def _exclusion(value: Any) -> Any:
+    """An exclusion with every value listed, and budgets as numbers."""
+    if not isinstance(value, dict):
+        return value
+    listed = {name: _listed(found) for name, found in value.items()}
+    return {n: [parse_budget(v) for v in found] if n == "budget" else found for n, found in listed.items()}
 
 
 class ConfigError(ValueError):
@@ -306,6 +318,19 @@ class TrainingConfig(Section):
         return max(self.prefix_lengths) + self.continuation
 
 
+_AXES = (
+    "corpus",
+    "workloads",
+    "temperatures",
+    "methods",
+    "contexts",
+    "budgets",
+    "policy",
+    "position_mode",
+    "gammas",
+)
+
+
 class GridConfig(SparseConfig):
     """The evaluation grid: workloads x methods x contexts x policies x position modes x budgets x gammas, on the same
     prompts."""
@@ -313,9 +338,18 @@ class GridConfig(SparseConfig):
     corpus: Corpora = [CorpusConfig(split="test")]
     """One corpus or several; each gives `prompts` documents."""
     workloads: Annotated[list[Workload], BeforeValidator(_listed)] = ["greedy"]
-    """`greedy`: the verifier's greedy continuation of a prompt (the paper's). `replay`: along human text; at spaced
-    positions drafts are checked against the verifier's greedy choices, then the text goes on. Replay cannot loop."""
+    """`greedy`: the verifier's greedy continuation of a prompt (the paper's). `sampled`: one drawn at each of
+    `temperatures`. `replay`: along human text; at spaced positions drafts are checked against the verifier's greedy
+    choices, then the text goes on. Replay cannot loop."""
+    temperatures: list[Annotated[float, Field(ge=1e-4)]] = [1.0]
+    """Temperatures of the workload `sampled`."""
+    top_k: NonNegativeInt = 0
+    """`sampled`: draw among this many most probable tokens; 0: all."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """`sampled`: draw among the most probable tokens that together reach this probability."""
     methods: list[MethodName] = ["ar", "sd_full", "sd_sparse", "budgetdraft"]
+    drafters: dict[str, str] = {}
+    """More drafters for `budgetdraft` beside the study's own, name -> checkpoint folder or hub id."""
     contexts: list[PositiveInt] = [3800, 8192, 16384]
     """Prompt lengths."""
     budgets: list[Budget] = [256, 512, 1024, 2048]
@@ -346,12 +380,16 @@ class GridConfig(SparseConfig):
     far_window: PositiveInt | None = None
     """Replay: also tells far-dependent tokens, whose greedy choice changes when the verifier sees its newest this many
     tokens alone, and acceptance on them. Takes the verifier one forward of that length per position."""
+    exclude: list[Annotated[Exclusion, BeforeValidator(_exclusion)]] = []
+    """Cells to leave out: those that meet every entry of one of these, such as {method: sd_full, context: [4096]}."""
+    ar_every: PositiveInt = 4
+    """Cells after which `ar` is timed again: each cell is compared with the mean of `ar` before and after it."""
     prefill_chunk: PositiveInt = 512
     """Tokens fed at once while reading a prompt with the full cache. A sparse drafter reads a quarter of its budget."""
 
     @model_validator(mode="after")
     def _legal(self) -> "GridConfig":
-        for name in ("corpus", "workloads", "methods", "contexts", "budgets", "policy", "position_mode", "gammas"):
+        for name in _AXES:
             values = getattr(self, name)
             empty = not values and not (name == "budgets" and self.budget_bytes)
             if empty or any(value in values[:i] for i, value in enumerate(values)):
@@ -359,8 +397,13 @@ class GridConfig(SparseConfig):
         if "ar" not in self.methods:
             raise ValueError(f"methods = {self.methods}: `ar` must be among them; speedups and exact_match need it")
         self.check(self.policy, self.budgets)
-        if self.budgets == [FULL] and not self.budget_bytes and "sd_sparse" in self.methods:
-            raise ValueError("budgets = [full]: `sd_sparse` needs at least one sparse budget")
+        sparse_only = [m for m in self.methods if m in ("sd_sparse", "streaming", "self_sparse")]
+        if self.budgets == [FULL] and not self.budget_bytes and sparse_only:
+            raise ValueError(f"budgets = [full]: `{sparse_only[0]}` needs at least one sparse budget")
+        if taken := [name for name in self.drafters if name in OWN_DRAFTERS]:
+            raise ValueError(f"drafters: `{taken[0]}` is the study's own; give the drafter another name")
+        if self.drafters and "budgetdraft" not in self.methods:
+            raise ValueError(f"drafters = {list(self.drafters)}: they are measured by `budgetdraft`; add it to methods")
         if "replay" in self.workloads and self.methods == ["ar"]:
             raise ValueError("methods = ['ar']: `replay` measures drafts; give a method that drafts")
         if "replay" in self.workloads and (self.gamma_mode != "fixed" or self.refresh):
@@ -541,13 +584,12 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
     for node in corpora:
         if isinstance(node, dict) and isinstance(node.get("path"), str):
             node["path"] = str((folder / Path(node["path"]).expanduser()).resolve())
-    for node in (raw.get("verifier"), raw.get("drafter")):
-        if (
-            isinstance(node, dict)
-            and isinstance(node.get("source"), str)
-            and node["source"].startswith((".", "/", "~"))
-        ):
-            node["source"] = str((folder / Path(node["source"]).expanduser()).resolve())
+    models = [(node, "source") for node in (raw.get("verifier"), raw.get("drafter"))]
+    more = grid.get("drafters") if isinstance(grid, dict) else None
+    models += [(more, name) for name in more] if isinstance(more, dict) else []
+    for node, name in models:
+        if isinstance(node, dict) and isinstance(node.get(name), str) and node[name].startswith((".", "/", "~")):
+            node[name] = str((folder / Path(node[name]).expanduser()).resolve())
 
 
 def _one_line(path: Path, error: ValidationError) -> str:

@@ -1,10 +1,11 @@
 """The keys of a study's artifacts, each from its own settings, its inputs' keys and the code of `bdcore`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from bdcore.config import Config, ModelConfig
 from bdcore.documents import documents_key
-from bdcore.identity import digest, stage_key
+from bdcore.identity import digest, read_manifest, stage_key
 from bdcore.models.loading import model_key
 from bdcore.preflight import Inputs
 from bdcore.runtime import Runtime
@@ -40,5 +41,20 @@ def study_keys(config: Config, runtime: Runtime, inputs: Inputs) -> Keys:
     base = stage_key("base", [config.drafter, config.base, learning], sources)
     trained = stage_key("training", [config.training, learning], {"base": base, "targets": targets})
     grid = [config.grid, config.drafter.beyond_positions, config.seed, runtime.grid_dtype, runtime.device]
-    run = stage_key("evaluation", grid, {"base": base, "trained": trained, "corpus": evaluation, "verifier": verifier})
+    measured = {"base": base, "trained": trained, "corpus": evaluation, "verifier": verifier}
+    measured |= {f"drafter {name}": key for name, key in drafter_keys(config).items()}
+    run = stage_key("evaluation", grid, measured)
     return Keys(verifier, training, evaluation, targets, base, trained, run)
+
+
+def drafter_keys(config: Config) -> dict[str, str]:
+    """Name -> key of the drafters a grid measures beside the study's own: one of our folders has a key of its own."""
+    return {
+        name: _made_key(source) or model_key(ModelConfig(source=source))
+        for name, source in config.grid.drafters.items()
+    }
+
+
+def _made_key(source: str) -> str | None:
+    manifest = read_manifest(Path(source))
+    return None if manifest is None else manifest.get("key")

@@ -9,10 +9,10 @@ from typing import Any
 
 from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig
 from bdcore.documents import Document, build_prompts, check_corpus, load_documents
-from bdcore.evaluation.grid import GREEDY, REPLAY, cells
+from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, cells, unused_exclusions
 from bdcore.evaluation.texts import texts_of
 from bdcore.kv.budget import keys_within
-from bdcore.models.loading import check_vocabulary, load_tokenizer
+from bdcore.models.loading import check_model, check_vocabulary, load_tokenizer
 from bdcore.models.shape import ModelShape, drafter_shape, verifier_shape
 from bdcore.runtime import Runtime, seed_for, torch_dtype
 from bdcore.targets.prompts import distinct_prompts
@@ -40,6 +40,9 @@ def check(config: Config) -> tuple[ModelShape, ModelShape]:
             _check_corpus(field, corpus)
     verifier = verifier_shape(config.verifier)
     drafter = drafter_shape(config.drafter, verifier)
+    for name, source in config.grid.drafters.items():
+        check_model(f"grid.drafters.{name}", source)
+    _check_exclusions(config.grid)
     _check_positions(config, verifier, drafter)
     return verifier, drafter
 
@@ -108,6 +111,8 @@ def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
         with _named(f"{_longest(grid)} = {grid.longest}"):
             texts = texts_of(grid, documents)
             build_prompts(texts, tokenizer, length=grid.longest, count=grid.prompts, seed=config.seed)
+    for source in grid.drafters.values():
+        check_vocabulary(tokenizer, load_tokenizer(source))
     if config.drafter.kind == "pretrained":
         check_vocabulary(tokenizer, load_tokenizer(config.drafter.source, config.drafter.revision))
         if found.drafter.vocab < len(tokenizer):
@@ -159,6 +164,13 @@ def _check_lengths(field: str, length: int, count: int, documents: list[Document
         )
 
 
+def _check_exclusions(grid: GridConfig) -> None:
+    if unused := unused_exclusions(grid):
+        raise ConfigError(f"grid.exclude: no cell is like {unused[0]}; mend it or take it out")
+    if not any(cell.gamma for cell in cells(grid)) and grid.methods != ["ar"]:
+        raise ConfigError("grid.exclude: every cell that drafts is excluded")
+
+
 def _check_positions(config: Config, verifier: ModelShape, drafter: ModelShape) -> None:
     after = _after(config.grid)
     for context, (field, most) in product(config.grid.contexts, after.items()):
@@ -183,7 +195,8 @@ def _check_positions(config: Config, verifier: ModelShape, drafter: ModelShape) 
 
 def _after(grid: GridConfig) -> dict[str, int]:
     """Tokens after a context, by the setting that asks for them."""
-    asked = {GREEDY: ("grid.new_tokens", grid.new_tokens), REPLAY: ("the replay's tokens", grid.replay_tokens)}
+    written = "grid.new_tokens", grid.new_tokens
+    asked = {GREEDY: written, SAMPLED: written, REPLAY: ("the replay's tokens", grid.replay_tokens)}
     return dict(asked[workload] for workload in grid.workloads)
 
 

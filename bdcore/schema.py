@@ -109,6 +109,7 @@ ROUNDS = pa.schema(
         _required("cell_key", pa.string()),
         _required("doc_id", pa.string()),
         _required("method", pa.string()),
+        _required("workload", pa.string()),
         _required("context", pa.int32()),
         _required("budget", pa.int32()),
         _required("gamma", pa.int32()),
@@ -116,13 +117,19 @@ ROUNDS = pa.schema(
         _required("drafted", pa.int32()),
         _required("accepted", pa.int32()),
         _required("emitted", pa.int32()),  # accepted + the verifier's own token, cut at EOS or the length limit
-        _required("draft_s", pa.float64()),
-        _required("select_s", pa.float64()),
-        _required("verify_s", pa.float64()),
-        _required("overhead_s", pa.float64()),
-        _required("drafter_cached", pa.int32()),
-        _required("drafter_kv_bytes", pa.int64()),
-        _required("verifier_kv_bytes", pa.int64()),
+        pa.field("draft_s", pa.float64()),  # seconds and bytes are NULL in a replay, which is not timed
+        pa.field("select_s", pa.float64()),
+        pa.field("verify_s", pa.float64()),
+        pa.field("overhead_s", pa.float64()),
+        pa.field("drafter_cached", pa.int32()),
+        pa.field("drafter_kv_bytes", pa.int64()),
+        pa.field("verifier_kv_bytes", pa.int64()),
+        pa.field("position", pa.int32()),  # replay: tokens of the document before the drafts
+        pa.field("token_class", pa.string()),  # replay: of the verifier's token there
+        pa.field(
+            "evidence", pa.int32()
+        ),  # replay: tokens back to where it last followed the same two; NULL: nowhere
+        pa.field("far", pa.bool_()),  # replay: that token is far-dependent; NULL without far_window
     ]
 )
 

@@ -5,8 +5,9 @@ from itertools import product
 
 import torch
 
-from bdcore.config import Config, ConfigError, GridConfig, TrainingConfig
-from bdcore.evaluation.grid import GREEDY, REPLAY, Cell, cells
+from bdcore.config import OWN_DRAFTERS, Config, ConfigError, GridConfig, TrainingConfig
+from bdcore.decoding.methods import SELF
+from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, WRITTEN, Cell, cells
 from bdcore.evaluation.replay import all_positions
 from bdcore.identity import read_manifest
 from bdcore.keys import Keys, study_keys
@@ -99,24 +100,27 @@ def _grid(config: Config) -> Iterator[str]:
     grid, every = config.grid, cells(config.grid)
     spans = {
         GREEDY: f"{grid.new_tokens} tokens",
+        SAMPLED: f"{grid.new_tokens} sampled tokens",
         REPLAY: f"{grid.replay_positions} replayed positions, {grid.replay_stride} tokens apart",
     }
     each = " or ".join(spans[workload] for workload in grid.workloads)
     yield f"grid: {len(every)} cells, {len(every) * _documents(grid)} samples of {each}"
     yield f"  contexts {', '.join(map(str, grid.contexts))}; at each, in cells:"
-    for workload, method in product((GREEDY, REPLAY), grid.methods):
+    for workload, method in product((*WRITTEN, REPLAY), grid.methods):
         here = [c for c in every if (c.context, c.workload, c.method) == (grid.contexts[0], workload, method)]
         if here:
-            yield f"  {workload:6} {method:11} {len(here):3}  {_axes(here)}".rstrip()
+            yield f"  {workload:7} {method:11} {len(here):3}  {_axes(here)}".rstrip()
 
 
 def _axes(cells: list[Cell]) -> str:
     """What the cells of a method differ in."""
     axes = {
+        "drafter": [cell.drafter for cell in cells if cell.drafter not in (None, *OWN_DRAFTERS)],
         "B": [_budget(cell.budget) for cell in cells if cell.drafter],
         "policy": [cell.policy for cell in cells if cell.budget != FULL],
         "positions": [cell.position_mode for cell in cells if cell.budget != FULL],
         "gamma": [str(cell.gamma) for cell in cells if cell.gamma],
+        "temperature": [f"{cell.temperature:g}" for cell in cells if cell.temperature],
     }
     return " ".join(f"{name} {','.join(dict.fromkeys(values))}" for name, values in axes.items() if values)
 
@@ -157,8 +161,12 @@ def _seconds(config: Config, runtime: Runtime, verifier: ModelShape, drafter: Mo
     )
     size = 4 if runtime.grid_dtype == "float32" else 2
     step = size * verifier.parameters / bandwidth
-    prefill = sum(verifier.flops(c, c // 2) for c in grid.contexts) / flops if GREEDY in grid.workloads else 0
-    decoding = sum(c.workload == GREEDY for c in cells(grid)) * grid.new_tokens * step
+    written = [c for c in cells(grid) if c.workload in WRITTEN]
+    prefill = sum(verifier.flops(c, c // 2) for c in grid.contexts) / flops if _writes(grid) else 0
+    # `ar` runs again beside every few cells; what the verifier drafts for itself costs a step of its own.
+    decoding = (
+        sum((1 + c.gamma * (c.drafter == SELF)) * (1 + 1 / grid.ar_every) for c in written) * grid.new_tokens * step
+    )
     return {
         "targets": (forced + generated) / flops,
         "training": learning / flops,
@@ -171,7 +179,9 @@ def _replay_seconds(grid: GridConfig, verifier: ModelShape, drafter: ModelShape,
     if REPLAY not in grid.workloads:
         return 0.0
     caches = {
-        (c.method, c.budget, c.policy, c.position_mode) for c in cells(grid) if c.workload == REPLAY and c.drafter
+        (c.method, c.drafter, c.budget, c.policy, c.position_mode)
+        for c in cells(grid)
+        if c.workload == REPLAY and c.drafter
     }
     positions, length = len(all_positions(grid)), grid.longest
     windows = positions * verifier.flops(grid.far_window, grid.far_window // 2) if grid.far_window else 0.0
@@ -183,7 +193,11 @@ def _replay_seconds(grid: GridConfig, verifier: ModelShape, drafter: ModelShape,
 
 def _longest(grid: GridConfig) -> int:
     """Most tokens in the verifier's cache."""
-    return max(grid.longest, max(grid.contexts) + (grid.new_tokens if GREEDY in grid.workloads else 0))
+    return max(grid.longest, max(grid.contexts) + (grid.new_tokens if _writes(grid) else 0))
+
+
+def _writes(grid: GridConfig) -> bool:
+    return any(workload in WRITTEN for workload in grid.workloads)
 
 
 def _sequences(stage: TrainingConfig) -> int:

@@ -147,6 +147,8 @@ def summary(cells: Iterable[Measured]) -> list[dict[str, Any]]:
     return [
         {
             "method": cell.row["method"],
+            "drafter_name": cell.row["drafter_name"],
+            "drafter_key": cell.row["drafter_key"],
             "setting": cell.setting,
             "workload": cell.row["workload"],
             "context": cell.row["context"],

@@ -14,14 +14,16 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
+from bdcore.decoding.methods import SELF
 from bdcore.documents import Prompt
-from bdcore.evaluation.cell import measure_prompt
-from bdcore.evaluation.grid import GREEDY, REPLAY, Cell, cells
+from bdcore.evaluation.cell import measure_prompt, warm_up
+from bdcore.evaluation.grid import REPLAY, WRITTEN, Cell, cells
 from bdcore.evaluation.replay import all_positions, replay
 from bdcore.evaluation.rows import Bench, Row
 from bdcore.evaluation.texts import documents_of, prompts_of
 from bdcore.evaluation.truth import Known
 from bdcore.identity import code_fingerprint, digest, exclusive, write_json, write_manifest
+from bdcore.keys import drafter_keys
 from bdcore.models.drafter import Drafter, load_drafter
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, quiet
 from bdcore.runtime import environment, seed_for, torch_dtype
@@ -54,17 +56,23 @@ class GridSlice:
 
 @task(cache_policy=NO_CACHE, task_run_name="measure-context-{context}")
 def measure_context(study: Study, found: GridInputs, context: int) -> GridSlice:
-    """Every greedy cell of one context on every prompt. Finished prompts are kept, failed cells are rows."""
-    every = [cell for cell in cells(study.config.grid) if (cell.workload, cell.context) == (GREEDY, context)]
+    """Every cell of one context that writes text, on every prompt. Finished prompts are kept, failed cells are rows."""
+    every = [cell for cell in cells(study.config.grid) if cell.workload in WRITTEN and cell.context == context]
 
     def prompts(tokenizer: Any, seed: int) -> list[Prompt]:
         return prompts_of(study.config.grid, study.inputs.corpora, tokenizer, seed, context)
+
+    warm: list[str] = []
 
     def measure(prompt: Prompt, path: Path, step: Step) -> list[Row]:
         def told(cell: Cell) -> None:
             step(f"{cell.method} on {prompt.doc_id}")
 
-        samples, rounds = measure_prompt(_bench(study, found), prompt, every, on_cell=told)
+        bench = _bench(study, found)
+        if not warm:
+            warm_up(bench, prompt, every)
+            warm.append(prompt.doc_id)
+        samples, rounds = measure_prompt(bench, prompt, every, on_cell=told)
         # The samples file is written last: its presence means that the prompt is done.
         write_rows(study.workspace.rounds(study.keys.run) / path.name, rounds, ROUNDS)
         return samples
@@ -81,12 +89,15 @@ def measure_replay(study: Study, found: GridInputs) -> GridSlice:
     def documents(tokenizer: Any, seed: int) -> list[Prompt]:
         return documents_of(grid, study.inputs.corpora, tokenizer, seed)
 
-    def measure(document: Prompt, _: Path, step: Step) -> list[Row]:
-        path = _known_path(study, document)
-        known = _read_known(path)
-        rows = replay(_bench(study, found), document, every, known=known, on_position=lambda: step(document.doc_id))
-        write_json(path, known)
-        return rows
+    def measure(document: Prompt, path: Path, step: Step) -> list[Row]:
+        shared = _known_path(study, document)
+        known = _read_known(shared)
+        samples, rounds = replay(
+            _bench(study, found), document, every, known=known, on_position=lambda: step(document.doc_id)
+        )
+        write_json(shared, known)
+        write_rows(study.workspace.rounds(study.keys.run) / path.name, rounds, ROUNDS)
+        return samples
 
     return _measure(
         study, found, "replay", documents, every, measure, steps=(len(all_positions(grid)), "positions of documents")
@@ -193,29 +204,30 @@ def _failures(paths: list[Path]) -> int:
 
 @lru_cache(maxsize=1)
 def _load(
-    source: str, revision: str | None, base: str, trained: str, dtype: str, device: str
+    source: str, revision: str | None, drafters: tuple[tuple[str, str], ...], dtype: str, device: str
 ) -> tuple[Any, Any, dict[str, Drafter]]:
     start = time.perf_counter()
     model = load_model(source, dtype=torch_dtype(dtype), device=device, revision=revision)
     vocab = model.config.vocab_size
-    drafters = {
-        role: load_drafter(path, verifier_vocab=vocab, dtype=torch_dtype(dtype), device=device)
-        for role, path in (("base", base), ("trained", trained))
+    loaded = {
+        name: load_drafter(path, verifier_vocab=vocab, dtype=torch_dtype(dtype), device=device)
+        for name, path in drafters
     }
+    loaded[SELF] = Drafter(model, None)
     get_run_logger().info(
         "grid: verifier and drafters loaded in %.0f s (%s, %s)", time.perf_counter() - start, dtype, device
     )
-    return model, load_tokenizer(source, revision), drafters
+    return model, load_tokenizer(source, revision), loaded
 
 
 def _bench(study: Study, found: GridInputs) -> Bench:
     """One model load serves the whole grid; models never travel between tasks."""
     runtime = study.runtime
+    own = {"base": found.base.path, "trained": found.trained.path}
     model, tokenizer, drafters = _load(
         found.verifier.path,
         study.config.verifier.revision,
-        found.base.path,
-        found.trained.path,
+        tuple((own | study.config.grid.drafters).items()),
         runtime.grid_dtype,
         runtime.device,
     )
@@ -225,8 +237,13 @@ def _bench(study: Study, found: GridInputs) -> Bench:
         verifier=model,
         tokenizer=tokenizer,
         drafters=drafters,
-        drafter_keys={"base": study.keys.base, "trained": study.keys.trained},
+        drafter_keys={**drafter_keys(study.config), **_own_keys(study)},
         eos=eos_ids(model, tokenizer),
         device=runtime.device,
         dtype=runtime.grid_dtype,
     )
+
+
+def _own_keys(study: Study) -> dict[str, str]:
+    keys = study.keys
+    return {"base": keys.base, "trained": keys.trained, SELF: keys.verifier}

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bdcore.decoding.methods import METHODS
 from bdcore.evaluation.grid import REPLAY
 from bdcore.identity import MANIFEST, read_manifest
 from bdcore.schema import FULL_BUDGET
@@ -88,18 +87,18 @@ def record_drafter(run: Run, study: Study, drafter: ArtifactRef) -> None:
 
 @never_fatal
 def record_grid(tracker: Tracker, study: Study, *, parent: str | None, failed: int) -> None:
-    """One child run per method: curves over budget (`step` = budget; the full cache stands at its context)."""
-    by_method: dict[str, list[dict[str, Any]]] = {}
+    """One child run per method and drafter: curves over budget (`step`: budget; the full cache stands at its context)."""
+    series: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for row in summary_rows(study.workspace.root, study.keys.run):
-        by_method.setdefault(row["method"], []).append(row)
-    for method, rows in by_method.items():
-        key = f"{study.keys.run}/{method}"
+        series.setdefault((row["method"], row["drafter_name"]), []).append(row)
+    for (method, drafter), rows in series.items():
+        name = f"{method} {drafter}" if drafter in study.config.grid.drafters else method
+        key = f"{study.keys.run}/{name}"
         if parent is None and tracker.finished("grid", key):
             continue
-        with tracker.run("grid", f"grid {method}", key, parent=parent) as run:
-            role = METHODS[method].drafter
-            drafter = {"base": study.keys.base, "trained": study.keys.trained}.get(role or "")
-            run.params({"method": method, "drafter": drafter, "drafter_role": role, "run_key": study.keys.run})
+        with tracker.run("grid", f"grid {name}", key, parent=parent) as run:
+            run.params({"method": method, "drafter": rows[0]["drafter_key"], "drafter_role": drafter})
+            run.params({"run_key": study.keys.run})
             run.params(_flat("grid", study.config.grid.model_dump(mode="json")))
             run.metrics(_grid_points(rows))
             run.tag("failed_samples", str(failed))

@@ -3,52 +3,122 @@
 The prompt is read once by the verifier; every method starts from that cache. A cell that fails is a row that says so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from bdcore.config import Config
 from bdcore.decoding.decoder import Prefilled, decode, prefill
 from bdcore.decoding.draft_length import DraftRule
 from bdcore.decoding.lookup import Lookup
 from bdcore.decoding.records import Decoded
+from bdcore.decoding.sampling import GREEDY, Sampling
 from bdcore.documents import Prompt
-from bdcore.evaluation.grid import Cell
+from bdcore.evaluation.grid import SAMPLED, WRITTEN, Cell
 from bdcore.evaluation.rows import Bench, Row, decoded_row, failed_row, round_row
 from bdcore.models.stepper import CachePlan
 from bdcore.runtime import seed_for
 
 
+@dataclass
+class _Timed:
+    """A cell that was decoded, and how often `ar` had been timed before it."""
+
+    cell: Cell
+    decoded: Decoded
+    before: int
+
+
 def measure_prompt(
     bench: Bench, prompt: Prompt, cells: list[Cell], *, on_cell: Callable[[Cell], None] | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """(sample rows, round rows) of one prompt under the cells of one context, the first of which is `ar`."""
-    grid = bench.config.grid
-    assert cells[0].method == "ar", "ar comes first: the others are measured against it"
+    """(sample rows, round rows) of one prompt under the cells of one context: each workload and temperature by itself,
+    `ar` first. `ar` is timed again every few cells, so that a slow moment of the machine hits both sides of a ratio."""
     samples, rounds = list[Row](), list[Row]()
-    start, alone = None, None
-    for cell in cells:
-        try:
-            if start is None:
-                most = max(cell.gamma for cell in cells)
-                start = prefill(
-                    bench.verifier,
-                    prompt.ids,
-                    new_tokens=grid.new_tokens,
-                    gamma=most,
-                    chunk=grid.prefill_chunk,
-                    observe=grid.window if any(cell.policy == "oracle" for cell in cells) else 0,
-                )
-            decoded = _decode(bench, start, cell)
-            alone = decoded if cell.method == "ar" else alone
-            if alone is None:
-                raise RuntimeError("`ar` failed on this prompt; nothing to compare with")
-            samples.append(decoded_row(bench, prompt, cell, decoded, alone))
-            rounds += [round_row(bench, prompt, cell, i, r) for i, r in enumerate(decoded.rounds)]
-        except Exception as error:  # one failed cell must not stop the grid; the row carries the reason
-            samples.append(failed_row(bench, prompt, cell, error))
-            start = None  # its caches may be in any state
-        if on_cell:
-            on_cell(cell)
+    reader = _Reader(bench, prompt, cells)
+    for _, group in groupby(cells, key=lambda cell: (cell.workload, cell.temperature)):
+        for row, records in _measure_group(bench, prompt, list(group), reader, on_cell or _quiet):
+            samples.append(row)
+            rounds += records
     return samples, rounds
+
+
+def _quiet(cell: Cell) -> None:
+    pass
+
+
+class _Reader:
+    """The prompt, read once by the verifier; read again after a failure, which may leave its cache in any state."""
+
+    def __init__(self, bench: Bench, prompt: Prompt, cells: Sequence[Cell]) -> None:
+        self.bench, self.prompt = bench, prompt
+        self._gamma = max(cell.gamma for cell in cells)
+        self._observe = bench.config.grid.window if any(cell.policy == "oracle" for cell in cells) else 0
+        self._start: Prefilled | None = None
+
+    def get(self) -> Prefilled:
+        grid = self.bench.config.grid
+        self._start = self._start or prefill(
+            self.bench.verifier,
+            self.prompt.ids,
+            new_tokens=grid.new_tokens,
+            gamma=self._gamma,
+            chunk=grid.prefill_chunk,
+            observe=self._observe,
+        )
+        return self._start
+
+    def forget(self) -> None:
+        self._start = None
+
+
+def _measure_group(
+    bench: Bench, prompt: Prompt, cells: list[Cell], reader: _Reader, on_cell: Callable[[Cell], None]
+) -> Iterator[tuple[Row, list[Row]]]:
+    assert cells[0].method == "ar", "ar comes first: the others are measured against it"
+    found: list[_Timed | tuple[Cell, Exception]] = []
+    alone: list[Decoded] = []
+    for i, cell in enumerate(cells):
+        try:
+            start = reader.get()
+            if i and not alone:
+                raise RuntimeError("`ar` failed on this prompt; nothing to compare with")
+            decoded = _decode(bench, start, prompt, cell)
+        except Exception as error:  # one failed cell must not stop the grid; the row carries the reason
+            found.append((cell, error))
+            reader.forget()
+        else:
+            alone += [decoded] if i == 0 else []
+            found.append(_Timed(cell, decoded, len(alone)))
+        if alone and i and (i % bench.config.grid.ar_every == 0 or cell is cells[-1]):
+            with suppress(Exception):  # without it the cells before are compared with the timing before them
+                alone.append(_decode(bench, reader.get(), prompt, cells[0]))
+        on_cell(cell)
+    for entry in found:
+        yield _rows(bench, prompt, entry, alone)
+
+
+def _rows(
+    bench: Bench, prompt: Prompt, entry: _Timed | tuple[Cell, Exception], alone: list[Decoded]
+) -> tuple[Row, list[Row]]:
+    if not isinstance(entry, _Timed):
+        return failed_row(bench, prompt, *entry), []
+    cell, decoded = entry.cell, entry.decoded
+    around = [decoded] if cell.method == "ar" else alone[entry.before - 1 : entry.before + 1]
+    row = decoded_row(bench, prompt, cell, decoded, alone[0], decode_s=sum(a.decode_s for a in around) / len(around))
+    return row, [round_row(bench, prompt, cell, i, vars(record)) for i, record in enumerate(decoded.rounds)]
+
+
+def warm_up(bench: Bench, prompt: Prompt, cells: Sequence[Cell]) -> None:
+    """Decode a few tokens with every drafter once, so that the first cell measured does not pay for first calls."""
+    short = replace(prompt, ids=prompt.ids[:64])
+    reader = _Reader(bench, short, cells)
+    for cell in {cell.drafter: cell for cell in cells if cell.workload in WRITTEN}.values():
+        try:
+            _decode(bench, reader.get(), short, cell, new_tokens=2)
+        except Exception:  # what fails here fails again where it is measured, and leaves a row
+            reader.forget()
 
 
 def cache_plan(config: Config, *, budget: int, policy: str, position_mode: str) -> CachePlan:
@@ -69,11 +139,20 @@ def cell_plan(config: Config, cell: Cell) -> CachePlan:
     return cache_plan(config, budget=cell.budget, policy=cell.policy, position_mode=cell.position_mode)
 
 
-def _decode(bench: Bench, start: Prefilled, cell: Cell) -> Decoded:
-    new_tokens = bench.config.grid.new_tokens
-    rule = DraftRule(cell.gamma_mode, cell.gamma, bench.config.grid.confidence)
+def _decode(bench: Bench, start: Prefilled, prompt: Prompt, cell: Cell, new_tokens: int | None = None) -> Decoded:
+    grid = bench.config.grid
+    plan, drafter, rule = None, None, DraftRule(cell.gamma_mode, cell.gamma, grid.confidence)
     if cell.drafter is not None:
-        plan = cell_plan(bench.config, cell)
-        return decode(start, bench.drafters[cell.drafter], plan, gamma=rule, new_tokens=new_tokens, eos=bench.eos)
-    lookup = Lookup() if cell.lookup else None
-    return decode(start, lookup, gamma=rule if lookup else 0, new_tokens=new_tokens, eos=bench.eos)
+        plan, drafter = cell_plan(bench.config, cell), bench.drafters[cell.drafter]
+    elif cell.lookup:
+        drafter = Lookup()
+    return decode(
+        start,
+        drafter,
+        plan,
+        gamma=rule if drafter else 0,
+        new_tokens=new_tokens or grid.new_tokens,
+        eos=bench.eos,
+        sampling=Sampling(cell.temperature, grid.top_k, grid.top_p) if cell.workload == SAMPLED else GREEDY,
+        seed=seed_for(bench.config.seed, cell.workload, prompt.doc_id),
+    )

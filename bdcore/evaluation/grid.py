@@ -1,20 +1,22 @@
 """The cells of the grid as data: planned and counted before anything runs."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from bdcore.config import GridConfig
+from bdcore.config import Exclusion, GridConfig
 from bdcore.decoding.methods import METHODS, Method
 from bdcore.identity import digest
 from bdcore.kv.budget import FULL, FULL_POLICY
 
-GREEDY, REPLAY = "greedy", "replay"
+GREEDY, SAMPLED, REPLAY = "greedy", "sampled", "replay"
+WRITTEN = (GREEDY, SAMPLED)
+"""Workloads that generate text, one prompt at a time."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method under one setting. Cells of one workload and context share their prompts."""
+    """One method under one setting. Cells of one context share their prompts."""
 
     method: str
     context: int
@@ -25,14 +27,13 @@ class Cell:
     gamma_mode: str = "fixed"
     refresh: int = 0
     workload: str = GREEDY
+    drafter: str | None = None
+    """Name of the drafter; None: no model drafts."""
+    temperature: float = 0.0
 
     @property
     def key(self) -> str:
         return digest(asdict(self))
-
-    @property
-    def drafter(self) -> str | None:
-        return METHODS[self.method].drafter
 
     @property
     def lookup(self) -> bool:
@@ -40,33 +41,68 @@ class Cell:
 
 
 def cells(grid: GridConfig) -> list[Cell]:
-    """Every cell, `greedy` before `replay`, context by context, `ar` first in each context of `greedy`."""
+    """Every cell that is not excluded: `greedy`, `sampled`, then `replay`, context by context, `ar` first in each."""
     methods = sorted(grid.methods, key=list(METHODS).index)
-    workloads = [w for w in (GREEDY, REPLAY) if w in grid.workloads]
+    temperatures = {GREEDY: [0.0], SAMPLED: grid.temperatures, REPLAY: [0.0]}
+    workloads = [w for w in temperatures if w in grid.workloads]
     return [
         cell
-        for workload, context, name in product(workloads, grid.contexts, methods)
-        for cell in _method_cells(grid, METHODS[name], workload, context)
+        for workload in workloads
+        for context, temperature in product(grid.contexts, temperatures[workload])
+        for name in methods
+        for cell in _method_cells(grid, METHODS[name], workload, context, temperature)
+        if not any(_excluded(cell, rule) for rule in grid.exclude)
     ]
 
 
-def _method_cells(grid: GridConfig, method: Method, workload: str, context: int) -> list[Cell]:
+def unused_exclusions(grid: GridConfig) -> list[Exclusion]:
+    """Exclusions that no cell of the grid meets: most likely a slip."""
+    every = cells(grid.model_copy(update={"exclude": []}))
+    return [rule for rule in grid.exclude if not any(_excluded(cell, rule) for cell in every)]
+
+
+def _excluded(cell: Cell, rule: Exclusion) -> bool:
+    """Whether a cell meets every entry of an exclusion. `ar` stays: everything else is measured against it."""
+    if METHODS[cell.method].drafter is None and not cell.lookup:
+        return False
+    return all(getattr(cell, name) in values for name, values in rule.items())
+
+
+def _method_cells(grid: GridConfig, method: Method, workload: str, context: int, temperature: float) -> list[Cell]:
     if method.drafter is None and not method.lookup:
         alone = Cell(method.name, context, FULL, FULL_POLICY, "absolute", 0)
-        return [alone] if workload == GREEDY else []
+        return [] if workload == REPLAY else [replace(alone, workload=workload, temperature=temperature)]
     # A lookup has no probability of what it drafts.
     mode = "fixed" if method.lookup and grid.gamma_mode == "confidence" else grid.gamma_mode
     return [
-        Cell(method.name, context, *cache, gamma, mode, 0 if cache[0] == FULL else grid.refresh, workload)
+        Cell(
+            method.name,
+            context,
+            *cache,
+            gamma,
+            gamma_mode=mode,
+            refresh=0 if cache[0] == FULL else grid.refresh,
+            workload=workload,
+            drafter=drafter,
+            temperature=temperature,
+        )
+        for drafter in drafters_of(grid, method)
         for cache in _caches(grid, method)
         for gamma in grid.gammas
     ]
 
 
+def drafters_of(grid: GridConfig, method: Method) -> list[str | None]:
+    """Names of the drafters a method is measured with; [None] where no model drafts."""
+    return [method.drafter, *(grid.drafters if method.drafter == "trained" else [])]
+
+
 def _caches(grid: GridConfig, method: Method) -> list[tuple[int, str, str]]:
     """(budget, policy, position mode): sparse ones in every combination, the full cache once and last."""
     sparse = [budget for budget in grid.budgets if method.sparse and budget != FULL]
-    found = [(budget, policy, mode) for policy, mode, budget in product(grid.policy, grid.position_mode, sparse)]
+    policies = [method.policy] if method.policy else grid.policy
+    modes = [method.position_mode] if method.position_mode else grid.position_mode
+    found = [(budget, policy, mode) for policy, mode, budget in product(policies, modes, sparse)]
     full = method.full and (FULL in grid.budgets or not method.sparse)
     return [*found, (FULL, FULL_POLICY, "absolute")] if full else found
 

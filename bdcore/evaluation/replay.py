@@ -5,7 +5,7 @@ grid's draft lengths. Drafting is greedy, so a shorter length accepts min(accept
 configuration walks the document in lockstep with one pass of the verifier.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bdcore.config import GridConfig
@@ -13,7 +13,8 @@ from bdcore.documents import Prompt
 from bdcore.evaluation.cell import cell_plan
 from bdcore.evaluation.drafts import Drafts, LookupDrafts, ModelDrafts
 from bdcore.evaluation.grid import Cell
-from bdcore.evaluation.rows import Bench, Row, failed_row, identity
+from bdcore.evaluation.places import Evidence, token_class
+from bdcore.evaluation.rows import Bench, Row, failed_row, identity, round_row
 from bdcore.evaluation.truth import Known, Truth
 
 
@@ -34,14 +35,17 @@ def replay(
     *,
     known: Known | None = None,
     on_position: Callable[[], None] | None = None,
-) -> list[Row]:
-    """One sample row per cell, all of the workload `replay`. The document has the tokens of `grid.longest`.
+) -> tuple[list[Row], list[Row]]:
+    """(one sample row per cell, one round row per cell and position), all of the workload `replay`.
+
+    The document has the tokens of `grid.longest`.
 
     `known`: what the verifier says of this document with this `far_window`, from another study; it is added to. A
     configuration that raises fails at the contexts it had not finished; the others go on.
     """
     grid, gamma = bench.config.grid, max(cell.gamma for cell in cells)
     walks = {_setting(cell): Walk(bench, document.ids, cell, gamma) for cell in cells}
+    evidence, places = Evidence(document.ids), dict[int, Row]()
     try:
         truth = Truth(
             bench.verifier,
@@ -55,6 +59,12 @@ def replay(
         )
         for position in truth.positions:
             truth.read(position)
+            places[position] = {
+                "position": position,
+                "token_class": token_class(bench.tokenizer.decode([truth.choice])),
+                "evidence": evidence.distance(position, truth.choice),
+                "far": truth.far if grid.far_window is not None else None,
+            }
             contexts = [context for context in grid.contexts if position in positions_of(grid, context)]
             for walk in walks.values():
                 walk.visit(position, contexts, truth)
@@ -63,7 +73,9 @@ def replay(
     except Exception as error:  # the verifier's: nobody can go on
         for walk in walks.values():
             walk.stop(error)
-    return [_row(bench, document, cell, walks[_setting(cell)]) for cell in cells]
+    samples = [_row(bench, document, cell, walks[_setting(cell)]) for cell in cells]
+    done = [cell for cell, row in zip(cells, samples, strict=True) if row["status"] == "ok"]
+    return samples, [row for cell in done for row in _rounds(bench, document, cell, walks[_setting(cell)], places)]
 
 
 @dataclass
@@ -115,9 +127,18 @@ class Walk:
         return ModelDrafts(drafter, cell_plan(self.bench.config, self.cell), self.ids, self.gamma, truth.oracle)
 
 
-def _setting(cell: Cell) -> tuple[str, int, str, str]:
+def _setting(cell: Cell) -> tuple[str, str | None, int, str, str]:
     """What one walk serves: all contexts and draft lengths of it."""
-    return cell.method, cell.budget, cell.policy, cell.position_mode
+    return cell.method, cell.drafter, cell.budget, cell.policy, cell.position_mode
+
+
+def _rounds(bench: Bench, document: Prompt, cell: Cell, walk: Walk, places: Mapping[int, Row]) -> Iterator[Row]:
+    tally = walk.tallies[cell.context]
+    positions = positions_of(bench.config.grid, cell.context)
+    for index, position in enumerate(positions):
+        drafted, accepted = (min(counts[index], cell.gamma) for counts in (tally.drafted, tally.accepted))
+        record = {"drafted": drafted, "accepted": accepted, "emitted": accepted + 1}
+        yield round_row(bench, document, cell, index, {**record, **places[position]})
 
 
 def _row(bench: Bench, document: Prompt, cell: Cell, walk: Walk) -> Row:

@@ -7,12 +7,12 @@ from typing import Any
 
 from bdcore.config import Config
 from bdcore.decoding.decoder import first_mismatch, mismatch_kind
-from bdcore.decoding.records import Decoded, Round
+from bdcore.decoding.records import Decoded
 from bdcore.documents import Prompt
 from bdcore.evaluation.degeneracy import distinct_n, is_degenerate
-from bdcore.evaluation.grid import Cell
+from bdcore.evaluation.grid import GREEDY, Cell
 from bdcore.models.drafter import Drafter
-from bdcore.schema import SAMPLES
+from bdcore.schema import ROUNDS, SAMPLES
 
 Row = dict[str, Any]
 
@@ -26,7 +26,7 @@ class Bench:
     verifier: Any
     tokenizer: Any
     drafters: Mapping[str, Drafter]
-    """By role: `base`, `trained`."""
+    """By name: `base`, `trained`, `self` (the verifier), and those of `grid.drafters`."""
     drafter_keys: Mapping[str, str]
     eos: Collection[int]
     device: str
@@ -53,7 +53,7 @@ def identity(bench: Bench, prompt: Prompt, cell: Cell) -> Row:
         "gamma": cell.gamma,
         "gamma_mode": cell.gamma_mode,
         "refresh": cell.refresh,
-        "temperature": 0.0,
+        "temperature": cell.temperature,
         "seed": bench.config.seed,
         "prompt_len": cell.context,
         "device": bench.device,
@@ -61,11 +61,13 @@ def identity(bench: Bench, prompt: Prompt, cell: Cell) -> Row:
     }
 
 
-def decoded_row(bench: Bench, prompt: Prompt, cell: Cell, decoded: Decoded, alone: Decoded) -> Row:
-    """A greedy continuation, measured against the verifier `alone`."""
-    mismatch = first_mismatch(decoded.tokens, alone.tokens)
-    if mismatch is None and decoded.finish_reason != alone.finish_reason:
-        mismatch = len(alone.tokens)
+def decoded_row(bench: Bench, prompt: Prompt, cell: Cell, decoded: Decoded, alone: Decoded, *, decode_s: float) -> Row:
+    """A continuation beside the verifier's own. `decode_s`: seconds the verifier `alone` took around it.
+
+    Two draws from one distribution need not be equal: only greedy text is compared.
+    """
+    greedy = cell.workload == GREEDY
+    mismatch = _mismatch(decoded, alone) if greedy else None
     phases = {
         name: sum(getattr(r, name) for r in decoded.rounds)
         for name in ("draft_s", "select_s", "verify_s", "overhead_s")
@@ -85,8 +87,8 @@ def decoded_row(bench: Bench, prompt: Prompt, cell: Cell, decoded: Decoded, alon
         "ttft_s": decoded.ttft_s,
         "decode_s": decoded.decode_s,
         "wall_s": decoded.wall_s,
-        "ar_wall_s": alone.wall_s,
-        "ar_decode_s": alone.decode_s,
+        "ar_wall_s": alone.prefill_s + decode_s,
+        "ar_decode_s": decode_s,
         "drafter_kv_bytes_peak": decoded.drafter_kv_bytes,
         "verifier_kv_bytes_peak": decoded.verifier_kv_bytes,
         "drafter_cached_peak": decoded.drafter_cached_peak,
@@ -96,13 +98,19 @@ def decoded_row(bench: Bench, prompt: Prompt, cell: Cell, decoded: Decoded, alon
         "distinct_2": distinct_n(decoded.tokens, 2),
         "distinct_4": distinct_n(decoded.tokens, 4),
         "degenerate": is_degenerate(decoded.tokens),
-        "exact_match": mismatch is None,
+        "exact_match": mismatch is None if greedy else None,
         "first_mismatch": mismatch,
         "mismatch_gap": _at(alone.gaps, mismatch),
         "mismatch_steps": _at(alone.gap_steps, mismatch),
         "mismatch_kind": mismatch_kind(_at(alone.gap_steps, mismatch)) if mismatch is not None else None,
         "status": "ok",
     }
+
+
+def _mismatch(decoded: Decoded, alone: Decoded) -> int | None:
+    """The first token that differs; after the last one where only the reason to stop does."""
+    mismatch = first_mismatch(decoded.tokens, alone.tokens)
+    return len(alone.tokens) if mismatch is None and decoded.finish_reason != alone.finish_reason else mismatch
 
 
 def _at(values: list[float], index: int | None) -> float | None:
@@ -116,16 +124,18 @@ def failed_row(bench: Bench, prompt: Prompt, cell: Cell, error: Exception) -> Ro
     return {**identity(bench, prompt, cell), "status": "failed", "error": " ".join(reason.split())}
 
 
-def round_row(bench: Bench, prompt: Prompt, cell: Cell, index: int, record: Round) -> Row:
-    """One verify round of a greedy continuation."""
+def round_row(bench: Bench, prompt: Prompt, cell: Cell, index: int, measures: Mapping[str, Any]) -> Row:
+    """One verify round; what was not measured is NULL."""
     return {
+        **dict.fromkeys(ROUNDS.names),
         "run_key": bench.run_key,
         "cell_key": cell.key,
         "doc_id": prompt.doc_id,
         "method": cell.method,
+        "workload": cell.workload,
         "context": cell.context,
         "budget": cell.budget,
         "gamma": cell.gamma,
         "round": index,
-        **vars(record),
+        **measures,
     }

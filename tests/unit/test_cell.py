@@ -95,8 +95,57 @@ def test_ar_has_no_drafter_no_drafts_and_is_its_own_baseline(bench, document):
     assert (ar["gamma"], ar["drafted"], ar["accepted"], ar["rounds"]) == (0, 0, 0, 11)
     assert (ar["budget"], ar["policy"], ar["drafter_kv_bytes_peak"]) == (FULL, "full", 0)
     assert (ar["ar_wall_s"], ar["ar_decode_s"]) == (ar["wall_s"], ar["decode_s"])
-    for s in samples:
-        assert (s["ar_wall_s"], s["ar_decode_s"]) == (ar["wall_s"], ar["decode_s"])
+
+
+def test_a_cell_is_compared_with_the_mean_of_ar_before_and_after_it(bench, document, monkeypatch):
+    """`ar` is timed 1, 2, 3, ... seconds; with ar_every = 2 it runs again after every second cell and at the end."""
+    real, timed = cell_module.decode, []
+
+    def clocked(start, drafter, *args, **kwargs):
+        decoded = real(start, drafter, *args, **kwargs)
+        if drafter is None:
+            timed.append(float(len(timed) + 1))
+        return dataclasses.replace(decoded, decode_s=timed[-1] if drafter is None else 0.5)
+
+    monkeypatch.setattr(cell_module, "decode", clocked)
+    _, samples, _ = measured(bench(ar_every=2, methods=["ar", "sd_full", "budgetdraft"]), document)
+    assert len(samples) == 7 and timed == [1.0, 2.0, 3.0, 4.0]
+    assert [s["ar_decode_s"] for s in samples] == [1.0, 1.5, 1.5, 2.5, 2.5, 3.5, 3.5]
+    assert all(s["ar_wall_s"] == samples[0]["prefill_s"] + s["ar_decode_s"] for s in samples)
+
+
+def test_sampled_text_is_drawn_at_its_temperature_and_not_compared(bench, document):
+    found = bench(workloads=["greedy", "sampled"], temperatures=[0.7, 5.0], methods=["ar", "budgetdraft"])
+    _, samples, rounds = measured(found, document)
+    assert [s["temperature"] for s in samples if s["method"] == "ar"] == [0.0, 0.7, 5.0]
+    sampled = [s for s in samples if s["workload"] == "sampled"]
+    assert len(sampled) == 2 * 5
+    assert all(s["exact_match"] is s["first_mismatch"] is s["mismatch_kind"] is None for s in sampled)
+    texts = {(s["temperature"]): s["output_ids"] for s in samples if s["method"] == "ar"}
+    assert len({tuple(ids) for ids in texts.values()}) == 3
+    assert measured(found, document)[1][-1]["output_ids"] == samples[-1]["output_ids"]
+    to_table(samples, SAMPLES), to_table(rounds, ROUNDS)
+
+
+def test_the_verifier_drafts_for_itself(bench, document, verifier):
+    found = bench(methods=["ar", "self_sparse"], budgets=[32], gammas=[2])
+    drafters = {**found.drafters, "self": Drafter(verifier, None)}
+    keys = {**found.drafter_keys, "self": "key-v"}
+    found = dataclasses.replace(found, drafters=drafters, drafter_keys=keys)
+    _, samples, _ = measured(found, document)
+    assert samples[1]["drafter_key"] == "key-v" and samples[1]["exact_match"] and samples[1]["accepted"] > 0
+
+
+def test_warm_up_decodes_once_with_every_drafter_and_never_fails(bench, document, noisy, monkeypatch):
+    used = []
+    real = cell_module.decode
+    monkeypatch.setattr(
+        cell_module, "decode", lambda s, d, *a, **k: used.append((d, k["new_tokens"])) or real(s, d, *a, **k)
+    )
+    found = bench(base=Drafter(Broken(noisy.model, 0), None))
+    cell_module.warm_up(found, document, cells(found.config.grid))
+    assert [d for d, _ in used] == [None, found.drafters["base"], found.drafters["trained"]]
+    assert {n for _, n in used} == {2}
 
 
 def test_each_method_runs_its_own_drafter(bench, document):
@@ -193,7 +242,7 @@ def test_a_mismatch_is_placed_and_its_gap_is_that_of_the_verifier_alone(bench, d
     monkeypatch.setattr(cell_module, "decode", wrong_at_5)
     gaps = []
     row = cell_module.decoded_row
-    monkeypatch.setattr(cell_module, "decoded_row", lambda *a: gaps.append(a[4].gaps[5]) or row(*a))
+    monkeypatch.setattr(cell_module, "decoded_row", lambda *a, **k: gaps.append(a[4].gaps[5]) or row(*a, **k))
     _, samples, _ = measured(bench(), document)
     assert samples[0]["exact_match"]
     for s in samples[1:]:

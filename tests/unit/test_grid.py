@@ -7,7 +7,7 @@ import pytest
 from bdcore.config import GridConfig
 from bdcore.decoding.methods import METHODS
 from bdcore.evaluation.degeneracy import distinct_n, is_degenerate
-from bdcore.evaluation.grid import Cell, cells, context_facts
+from bdcore.evaluation.grid import Cell, cells, context_facts, unused_exclusions
 from bdcore.kv.budget import FULL
 
 
@@ -96,14 +96,53 @@ def test_keys_are_all_different_and_the_same_in_every_process():
     cell = every[-1]
     changed = {
         "method": "sd_sparse", "context": 7, "budget": 8, "policy": "random", "position_mode": "in_cache", "gamma": 9,
-        "workload": "replay", "gamma_mode": "adaptive", "refresh": 1,
+        "workload": "replay", "gamma_mode": "adaptive", "refresh": 1, "drafter": "base", "temperature": 0.5,
     }  # fmt: skip
     assert all(replace(cell, **{name: value}).key != cell.key for name, value in changed.items())
 
 
-def test_the_drafter_of_a_method_is_known_by_its_role():
-    roles = {name: Cell(name, 1, FULL, "full", "absolute", 0).drafter for name in METHODS}
-    assert roles == {"ar": None, "ngram": None, "sd_full": "base", "sd_sparse": "base", "budgetdraft": "trained"}
+def test_each_method_names_its_drafter_and_budgetdraft_takes_the_named_ones_too():
+    every = cells(grid(methods=list(METHODS), drafters={"other": "a-folder"}, contexts=[100], gammas=[2]))
+    drafters = {name: list(dict.fromkeys(c.drafter for c in every if c.method == name)) for name in METHODS}
+    assert drafters == {
+        "ar": [None], "ngram": [None], "sd_full": ["base"], "sd_sparse": ["base"], "streaming": ["base"],
+        "self_sparse": ["self"], "budgetdraft": ["trained", "other"],
+    }  # fmt: skip
+    own, other = ([c for c in every if c.drafter == name] for name in ("trained", "other"))
+    assert other == [replace(c, drafter="other") for c in own]
+    assert len({c.key for c in every}) == len(every)
+
+
+def test_streaming_has_one_policy_and_position_mode_whatever_the_grid_has():
+    every = cells(grid(methods=["ar", "streaming"], policy=["random", "oracle"], contexts=[100], gammas=[2]))
+    assert [(c.budget, c.policy, c.position_mode) for c in every if c.method == "streaming"] == [
+        (32, "sink_recent", "in_cache"), (64, "sink_recent", "in_cache"),
+    ]  # fmt: skip
+
+
+def test_sampled_cells_stand_at_every_temperature_each_with_its_own_ar():
+    every = cells(grid(workloads=["replay", "sampled", "greedy"], temperatures=[0.5, 1.0], contexts=[100]))
+    order = list(dict.fromkeys((c.workload, c.temperature) for c in every))
+    assert order == [("greedy", 0.0), ("sampled", 0.5), ("sampled", 1.0), ("replay", 0.0)]
+    for workload, temperature in order[:3]:
+        here = [c for c in every if (c.workload, c.temperature) == (workload, temperature)]
+        assert here == [replace(c, workload=workload, temperature=temperature) for c in every[: len(here)]]
+        assert [c.method for c in here].index("ar") == 0
+
+
+def test_cells_that_meet_every_entry_of_an_exclusion_are_left_out_but_never_ar():
+    whole = cells(grid())
+    rules = [{"method": "sd_full", "context": [200]}, {"budget": ["full", 64], "gamma": 4}, {"gamma": 0}]
+    every = cells(grid(exclude=rules))
+    assert every == [
+        c
+        for c in whole
+        if c.method == "ar"
+        or not ((c.method == "sd_full" and c.context == 200) or (c.budget in (FULL, 64) and c.gamma == 4))
+    ]
+    assert 2 + 3 * 2 < len(every) < len(whole)
+    assert unused_exclusions(grid(exclude=rules)) == [{"gamma": [0]}]
+    assert unused_exclusions(grid(exclude=[{"budget": 7}, rules[0]])) == [{"budget": [7]}]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +153,11 @@ def test_the_drafter_of_a_method_is_known_by_its_role():
         ({"budgets": [100], "chunk": 16, "sinks": 4}, "nearest legal: 96 or 112"),
         ({"gammas": []}, "give at least one value"),
         ({"contexts": [100, 100]}, "each once"),
+        ({"budgets": ["full"], "methods": ["ar", "self_sparse"]}, "`self_sparse` needs at least one sparse budget"),
+        ({"exclude": [{"methods": ["ar"]}]}, "exclude"),
+        ({"drafters": {"base": "x"}}, "`base` is the study's own"),
+        ({"drafters": {"x": "y"}, "methods": ["ar", "sd_full"]}, "measured by `budgetdraft`"),
+        ({"temperatures": [0.0]}, "temperatures"),
     ],
 )
 def test_a_grid_that_cannot_be_measured_is_refused(changes, message):

@@ -204,9 +204,7 @@ def test_accumulated_forwards_are_one_step_over_all_their_tokens(tmp_path, monke
 
 
 def loop_row(sampler, index):
-    return Tokens(
-        *(getattr(sampler.rows[index], n) for n in ("prompt_ids", "target_ids", "topk_ids", "topk_logprobs"))
-    )
+    return Tokens(*(getattr(sampler.rows[index], n) for n in ("prompt_ids", "target_ids", "topk_ids", "topk_logprobs")))
 
 
 def test_held_out_documents_are_never_trained_on(tmp_path, monkeypatch):

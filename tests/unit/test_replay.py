@@ -13,19 +13,27 @@ from bdcore.documents import Document, Prompt
 from bdcore.evaluation.cell import cell_plan
 from bdcore.evaluation.drafts import ModelDrafts
 from bdcore.evaluation.grid import cells
-from bdcore.evaluation.replay import all_positions, replay
+from bdcore.evaluation.places import Evidence, token_class
+from bdcore.evaluation.replay import all_positions, positions_of, replay
 from bdcore.evaluation.rows import Bench
 from bdcore.evaluation.texts import documents_of, prompts_of
 from bdcore.evaluation.truth import Truth
 from bdcore.kv.budget import FULL
 from bdcore.models.drafter import Drafter
-from bdcore.schema import SAMPLES, to_table
+from bdcore.schema import ROUNDS, SAMPLES, to_table
 from tests.conftest import noisy_copy, tiny_llama
 from tests.tiny import byte_tokenizer
 from tests.unit.test_cell import Broken
 
 GAMMAS = [1, 2, 4]
 POLICIES = ["attention_mass", "last_key", "sink_recent", "random"]
+
+
+class Numbers:
+    """Decodes an id as its number, odd ones after a space."""
+
+    def decode(self, ids):
+        return "".join((" " if i % 2 else "") + str(i) for i in ids)
 
 
 def config(**changes):
@@ -56,7 +64,7 @@ def bench(base=None, trained=None, verifier=None, **changes):
         run_key="run",
         config=config(**changes),
         verifier=verifier or calm_verifier(),
-        tokenizer=None,
+        tokenizer=Numbers(),
         drafters={"base": base or near(), "trained": trained or near(0.02)},
         drafter_keys={"base": "key-b", "trained": "key-t"},
         eos=frozenset(),
@@ -73,7 +81,7 @@ def document(length, seed=3):
 def replayed(ready, text=None, **kwargs):
     grid = ready.config.grid
     every = [cell for cell in cells(grid) if cell.workload == "replay"]
-    rows = replay(ready, text or document(grid.longest), every, **kwargs)
+    rows, _ = replay(ready, text or document(grid.longest), every, **kwargs)
     assert [row["cell_key"] for row in rows] == [cell.key for cell in every]
     assert to_table(rows, SAMPLES).num_rows == len(every)
     return rows
@@ -392,3 +400,44 @@ def test_what_another_study_found_of_a_document_is_not_read_again(monkeypatch):
     several = bench(far_window=16)
     again = replayed(several, known=dict(known))
     assert reads and again == replayed(several)
+
+
+# --- rounds: where in a text drafts die
+
+
+def test_a_round_row_per_position_adds_up_to_the_sample_row():
+    ready = bench()
+    grid = ready.config.grid
+    every = [cell for cell in cells(grid) if cell.workload == "replay"]
+    samples, rounds = replay(ready, document(grid.longest), every)
+    to_table(rounds, ROUNDS)
+    assert len(rounds) == len(every) * grid.replay_positions
+    for sample, cell in zip(samples, every, strict=True):
+        mine = [r for r in rounds if r["cell_key"] == sample["cell_key"]]
+        assert [r["position"] for r in mine] == list(positions_of(grid, cell.context))
+        assert sum(r["drafted"] for r in mine) == sample["drafted"]
+        assert sum(r["accepted"] for r in mine) == sample["accepted"]
+        assert all(r["token_class"] == "number" and r["workload"] == "replay" for r in mine)
+
+
+def test_evidence_is_where_the_token_last_followed_the_same_two():
+    ids = [1, 2, 3, 9, 1, 2, 4, 1, 2, 3, 1, 2]
+    found = Evidence(ids)
+    assert found.distance(6, 3) == 4  # 1 2 -> 3 stood at 2
+    assert found.distance(6, 4) is None  # stands there itself, so not before
+    assert found.distance(9, 4) == 3
+    assert found.distance(9, 3) == 7
+    assert found.distance(12, 3) == 3
+    assert found.distance(12, 7) is None
+    assert Evidence(ids).distance(1, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("\n   ", "newline"), ("  ", "space"), (" 42", "number"), (" the", "word"), ("The", "word"), ("ing", "part"),
+        ("_name", "part"), (" ==", "punctuation"), ("):\n", "punctuation"), (" x=1", "other"),
+    ],
+)  # fmt: skip
+def test_token_classes(text, kind):
+    assert token_class(text) == kind
