@@ -126,9 +126,7 @@ ROUNDS = pa.schema(
         pa.field("verifier_kv_bytes", pa.int64()),
         pa.field("position", pa.int32()),  # replay: tokens of the document before the drafts
         pa.field("token_class", pa.string()),  # replay: of the verifier's token there
-        pa.field(
-            "evidence", pa.int32()
-        ),  # replay: tokens back to where it last followed the same two; NULL: nowhere
+        pa.field("evidence", pa.int32()),  # replay: tokens back to where it last followed the same two; NULL: nowhere
         pa.field("far", pa.bool_()),  # replay: that token is far-dependent; NULL without far_window
     ]
 )

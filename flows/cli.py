@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -351,6 +352,41 @@ def envelope(
         judged = (drafter, reference) if drafter else None
         for path in write_envelope(root, out.expanduser().resolve(), against=against, judged=judged):
             console.print(str(path), highlight=False, soft_wrap=True, markup=False)
+
+
+@app.command()
+def recommend(
+    context: Annotated[int, typer.Option(min=1, help="Prompt length in tokens")],
+    memory: Annotated[str, typer.Option(help="For the drafter's caches of all sequences, such as 512MiB")] = "1GiB",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at once")] = 1,
+    config: Annotated[str | None, typer.Option(help="Rows of this study only (default: the whole workspace)")] = None,
+    overrides: SetOption = [],  # noqa: B006
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON")] = False,
+) -> None:
+    """Say which budget, draft length and policy to deploy at a context, or to leave speculation off.
+
+    Rests on what was timed in this workspace (workloads greedy and sampled):
+    the setting with the highest lower end of its speedup's interval, among
+    those whose cache fits. Ends with the flags for vLLM and SGLang, and what
+    of the setting they cannot do.
+
+    Example: budgetdraft recommend --memory 2GiB --context 8192 --batch 1
+    """
+    with one_line_errors():
+        from bdcore.study import open_study
+        from reports.deployment import as_json as to_json
+        from reports.deployment import as_text, recommended
+
+        key = open_study(config, overrides).keys.run if config else None
+        found = recommended(default_root(), context=context, memory=_bytes(memory), batch=batch, run_key=key)
+        print(to_json(found) if as_json else as_text(found))
+
+
+def _bytes(text: str) -> int:
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError as error:
+        raise ConfigError(f"--memory {text}: give a size such as 512MiB or 2GiB") from error
 
 
 @app.command()

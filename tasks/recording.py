@@ -87,7 +87,7 @@ def record_drafter(run: Run, study: Study, drafter: ArtifactRef) -> None:
 
 @never_fatal
 def record_grid(tracker: Tracker, study: Study, *, parent: str | None, failed: int) -> None:
-    """One child run per method and drafter: curves over budget (`step`: budget; the full cache stands at its context)."""
+    """One child run per method and drafter: curves over budget (`step`: budget; a full cache stands at its context)."""
     series: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for row in summary_rows(study.workspace.root, study.keys.run):
         series.setdefault((row["method"], row["drafter_name"]), []).append(row)

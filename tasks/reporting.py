@@ -14,6 +14,7 @@ from bdcore.identity import digest, exclusive, file_digest, read_manifest, write
 from bdcore.runtime import environment
 from bdcore.study import Study
 from reports.build import build_report
+from reports.deployment import as_json, as_text, recommended
 from reports.tables import write_views
 from tasks.progress import ArtifactRef, announce
 from tasks.training import LOG
@@ -37,6 +38,14 @@ def report_grid(study: Study) -> ArtifactRef:
             write_manifest(directory, key, stage="report", inputs={"run": run_key})
             _publish(paths["report.md"])
     return ArtifactRef(str(directory), key, 0, reused)
+
+
+@task(cache_policy=NO_CACHE)
+def recommend_setting(study: Study, *, context: int, memory: int, batch: int = 1) -> dict[str, Any]:
+    """What to deploy at a context, as `budgetdraft recommend` says it, from this study's rows; also as an artifact."""
+    found = recommended(study.workspace.root, context=context, memory=memory, batch=batch, run_key=study.keys.run)
+    create_markdown_artifact(as_text(found), key="recommendation", description=f"{context} tokens, batch {batch}")
+    return json.loads(as_json(found))
 
 
 def report_key(study: Study) -> str:
