@@ -34,7 +34,7 @@ def _weighed(value: Any) -> Any:
 
 
 Budget = Annotated[int, BeforeValidator(parse_budget)]
-Policy = Literal["attention_mass", "last_key", "sink_recent", "random", "oracle"]
+Policy = Literal["attention_mass", "last_key", "sink_recent", "random", "oracle", "no_sinks", "no_recent"]
 PositionMode = Literal["absolute", "in_cache"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 GammaMode = Literal["fixed", "confidence", "adaptive"]
@@ -154,7 +154,8 @@ class SparseConfig(Section):
     """How a sparse cache is chosen, the same for training views and for the grid.
 
     Policies. `attention_mass`: chunks with most attention of the newest queries (the paper). `last_key`: the authors'
-    code. `sink_recent`: StreamingLLM. `random`: a control. `oracle` (grid only): chunks the verifier attends to.
+    code. `sink_recent`: StreamingLLM. `oracle` (grid only): chunks the verifier attends to. Controls: `random`;
+    `no_sinks` and `no_recent` are `attention_mass` without the sinks, and without the newest quarter of the budget.
     Position modes. `absolute`: kept keys keep their positions (the paper). `in_cache`: re-rotated to 0..n-1.
     """
 

@@ -97,8 +97,11 @@ POLICIES: dict[str, ScoreFn] = {
     "sink_recent": _sink_recent,
     "random": _random,
     "oracle": _oracle,
+    "no_sinks": window_mass,
+    "no_recent": window_mass,
 }
-NEEDS_QUERIES = frozenset({"attention_mass"})
+"""`no_sinks` and `no_recent` are controls: `attention_mass` that must not keep what it would keep by rule."""
+NEEDS_QUERIES = frozenset({"attention_mass", "no_sinks", "no_recent"})
 # `last_key` compares with the mean key of a chunk; the others add up what the chunk's keys hold.
 _CHUNK_MEAN = frozenset({"last_key"})
 
@@ -134,6 +137,7 @@ def select(seen: Evidence, *, budget: int, selection: Selection) -> Tensor:
     scores_BHN = chunk_scores(scores_BHT, chunk, mean=selection.policy in _CHUNK_MEAN)
     # Above any score, the infinite ones of keys that an oracle has not seen included.
     scores_BHN = scores_BHN.clamp(max=torch.finfo(scores_BHN.dtype).max).masked_fill(forced_N.to(device), torch.inf)
+    scores_BHN = scores_BHN.masked_fill(_banned(T, num_chunks, budget, selection).to(device), -torch.inf)
     best_BHN = scores_BHN.argsort(dim=-1, descending=True, stable=True)[..., :keep].sort(-1).values
     kept_BHK = (best_BHN[..., None] * chunk + torch.arange(chunk, device=device)).flatten(2)
     # The last chunk is forced and sorts last: only its missing tail lies beyond T.
@@ -142,5 +146,18 @@ def select(seen: Evidence, *, budget: int, selection: Selection) -> Tensor:
 
 def _forced(T: int, num_chunks: int, selection: Selection) -> Tensor:
     index_N = torch.arange(num_chunks)
-    first_recent = (T - max(selection.recent, 1)) // selection.chunk
-    return (index_N * selection.chunk < selection.sinks) | (index_N >= first_recent)
+    sinks = 0 if selection.policy == "no_sinks" else selection.sinks
+    recent = 1 if selection.policy == "no_recent" else max(selection.recent, 1)
+    return (index_N * selection.chunk < sinks) | (index_N >= (T - recent) // selection.chunk)
+
+
+def _banned(T: int, num_chunks: int, budget: int, selection: Selection) -> Tensor:
+    """Chunks that a control leaves out as long as others are left: the sinks, or the newest quarter of the budget.
+
+    The newest chunk stays: it may be partial, and what it holds was just said.
+    """
+    index_N = torch.arange(num_chunks)
+    if selection.policy == "no_sinks":
+        return index_N * selection.chunk < selection.sinks
+    newest = (index_N >= (T - budget // 4) // selection.chunk) & (index_N < num_chunks - 1)
+    return newest if selection.policy == "no_recent" else torch.zeros_like(newest)

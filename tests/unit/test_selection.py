@@ -13,6 +13,8 @@ from tests.conftest import tiny_llama
 
 # Policies that need no verifier beside them.
 BLIND = sorted(set(POLICIES) - {"oracle"})
+# Policies that keep sinks and recent keys by rule.
+KEEPING = sorted(set(BLIND) - {"no_sinks", "no_recent"})
 
 
 def kept(keys, queries=None, *, budget, **rule):
@@ -100,7 +102,7 @@ def test_a_prompt_within_the_budget_is_kept_whole(policy, length, budget):
     assert index.tolist() == [[list(range(length))] * 2]
 
 
-@pytest.mark.parametrize("policy", BLIND)
+@pytest.mark.parametrize("policy", KEEPING)
 def test_one_key_over_the_budget_drops_something_but_never_the_final_partial_chunk(policy):
     """B50."""
     index = kept(random_keys(65), budget=64, policy=policy, chunk=16, sinks=4, recent=8)
@@ -109,7 +111,7 @@ def test_one_key_over_the_budget_drops_something_but_never_the_final_partial_chu
     assert (index[..., :4] == torch.arange(4)).all()
 
 
-@pytest.mark.parametrize("policy", BLIND)
+@pytest.mark.parametrize("policy", KEEPING)
 def test_sinks_and_the_two_token_last_chunk_stay_when_130_tokens_meet_a_budget_of_96(policy):
     """B51."""
     index = kept(random_keys(130), budget=96, policy=policy, chunk=16, sinks=4, recent=8)
@@ -122,7 +124,7 @@ def test_sinks_and_the_two_token_last_chunk_stay_when_130_tokens_meet_a_budget_o
 @given(
     T=st.integers(1, 300),
     budget=st.integers(4, 16).map(lambda n: 8 * n),
-    policy=st.sampled_from(BLIND),
+    policy=st.sampled_from(KEEPING),
     sinks=st.integers(0, 8),
     recent=st.integers(0, 8),
     seed=st.integers(0, 3),
@@ -236,3 +238,20 @@ def test_other_budgets_are_refused(value):
     """R07: budgets per layer among them."""
     with pytest.raises(ValueError, match="a number of tokens or 'full'"):
         parse_budget(value)
+
+
+def test_controls_leave_out_what_attention_mass_keeps_by_rule():
+    rule = {"chunk": 8, "sinks": 8, "recent": 8, "window": 8}
+    keys = random_keys(200)
+    no_sinks, no_recent = (kept(keys, keys[:, :, -8:], budget=64, policy=p, **rule) for p in ("no_sinks", "no_recent"))
+    assert no_sinks.shape[2] == no_recent.shape[2] == 64
+    assert int(no_sinks.min()) >= 8 and set(range(192, 200)) <= set(no_sinks[0, 0].tolist())
+    held = set(no_recent.flatten().tolist())
+    assert held >= {*range(8), *range(192, 200)} and not held & set(range(184, 192))
+
+
+@pytest.mark.parametrize("policy", ["no_sinks", "no_recent"])
+def test_a_control_fills_the_budget_though_nothing_else_is_left(policy):
+    keys = random_keys(72)
+    index = kept(keys, keys[:, :, -8:], budget=64, policy=policy, chunk=8, sinks=8, recent=8, window=8)
+    assert index.shape[2] == 64
