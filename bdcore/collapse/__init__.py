@@ -1,17 +1,10 @@
 """Pure statistics on tables of rows: intervals and verdicts in words. Knows no models, no tensors, no files."""
 
-from bdcore.collapse.intervals import Estimate, ratio_of_sums
+from bdcore.collapse.cells import Cell
+from bdcore.collapse.intervals import MIN_PROMPTS, Estimate, ratio_of_sums
 from bdcore.collapse.pairing import difference, quotient
-from bdcore.collapse.verdicts import (
-    MIN_PROMPTS,
-    BudgetEffect,
-    Cell,
-    Collapse,
-    Headline,
-    budget_effects,
-    collapse_boundaries,
-    headlines,
-)
+from bdcore.collapse.speedups import SpeedupCollapse, speedup_boundaries
+from bdcore.collapse.verdicts import BudgetEffect, Collapse, Headline, budget_effects, collapse_boundaries, headlines
 
 __all__ = [
     "MIN_PROMPTS",
@@ -20,10 +13,12 @@ __all__ = [
     "Collapse",
     "Estimate",
     "Headline",
+    "SpeedupCollapse",
     "budget_effects",
     "collapse_boundaries",
     "difference",
     "headlines",
     "quotient",
     "ratio_of_sums",
+    "speedup_boundaries",
 ]
