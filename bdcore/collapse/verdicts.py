@@ -122,7 +122,7 @@ def _collapse(
 def budget_effects(cells: Iterable[Cell], *, min_prompts: int = MIN_PROMPTS) -> list[BudgetEffect]:
     """One verdict per method, setting, gamma and context that was measured at two budgets or more.
 
-    From the intervals of cells alone; `sensitivity` asks the sharper, paired question where documents are at hand.
+    From the intervals of cells alone. Where documents are at hand, `budget_sensitivity` asks the sharper, paired one.
     """
     return [_effect(group, min_prompts) for group in places(cells) if len(group) > 1]
 
