@@ -1,24 +1,16 @@
-"""Two ratios of sums over the same documents: their difference and their quotient, with a paired bootstrap interval.
+"""Ratios of sums over the same documents: their difference and their quotient, with a paired bootstrap interval.
 
-A document is drawn with both its pairs, so what makes it easy or hard for both cancels out.
+A document is drawn with all its pairs, so what makes it easy or hard for all of them cancels out.
 """
 
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
-from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate
+from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate, Floats, Statistic, estimate
 
-Floats = NDArray[np.float64]
 Sums = tuple[float | None, float | None]
 """Numerator and denominator of one document, such as accepted and drafted tokens."""
-Statistic = Callable[..., Floats]
-
-_bootstrap: Callable[..., Any] = stats.bootstrap
 
 
 def difference(
@@ -28,14 +20,14 @@ def difference(
 
     Documents where either is undefined (a None, or a denominator of 0) are left out. No interval for fewer than two.
     """
-    return _paired(_difference, first, second, confidence, resamples)
+    return paired(_difference, first, second, confidence=confidence, resamples=resamples)
 
 
 def quotient(
     first: Sequence[Sums], second: Sequence[Sums], *, confidence: float = CONFIDENCE, resamples: int = RESAMPLES
 ) -> Estimate:
     """sum / sum of `first` relative to that of `second`, as `difference`; undefined where that of `second` is 0."""
-    return _paired(_quotient, first, second, confidence, resamples)
+    return paired(_quotient, first, second, confidence=confidence, resamples=resamples)
 
 
 def _difference(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Floats:
@@ -46,43 +38,21 @@ def _quotient(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Flo
     return a.sum(axis) / b.sum(axis) / (c.sum(axis) / d.sum(axis))
 
 
-def _paired(
-    statistic: Statistic, first: Sequence[Sums], second: Sequence[Sums], confidence: float, resamples: int
+def paired(
+    statistic: Statistic, *tables: Sequence[Sums], confidence: float = CONFIDENCE, resamples: int = RESAMPLES
 ) -> Estimate:
-    table = [
-        (a, b, c, d)
-        for (a, b), (c, d) in zip(first, second, strict=True)
-        if a is not None and c is not None and b and d
+    """`statistic` of numerators and denominators by turns, table after table, over documents defined in all tables."""
+    return estimate(statistic, tuple(complete(*tables)), confidence=confidence, resamples=resamples)
+
+
+def complete(*tables: Sequence[Sums]) -> Floats:
+    """(2 * tables, documents): numerators and denominators by turns, of the documents that are defined in all tables.
+
+    Entry i of every table is the same document; tables of different lengths are a ValueError.
+    """
+    rows = [
+        [value for sums in document for value in sums]
+        for document in zip(*tables, strict=True)
+        if all(top is not None and bottom for top, bottom in document)
     ]
-    if not table:
-        return Estimate(None, None, None, 0)
-    columns = tuple(np.array(table, dtype=np.float64).T)
-    with np.errstate(all="ignore"):
-        value = float(statistic(*columns))
-    if not np.isfinite(value):
-        return Estimate(None, None, None, len(table))
-    for kind in ("BCa", "percentile") if len(table) > 1 else ():
-        bounds = _bounds(statistic, columns, kind, confidence, resamples)
-        if bounds is not None:
-            return Estimate(value, *bounds, len(table), kind)
-    return Estimate(value, None, None, len(table))
-
-
-def _bounds(
-    statistic: Statistic, columns: tuple[Floats, ...], kind: str, confidence: float, resamples: int
-) -> tuple[float, float] | None:
-    """The interval, or None where this kind is undefined, or documents that all agree leave it without width."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        result = _bootstrap(
-            columns,
-            statistic,
-            paired=True,
-            vectorized=True,
-            n_resamples=resamples,
-            confidence_level=confidence,
-            method=kind,
-            rng=np.random.default_rng(0),
-        )
-    low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
-    return (low, high) if np.isfinite([low, high]).all() and high - low > 1e-12 else None
+    return np.array(rows, dtype=np.float64).reshape(len(rows), 2 * len(tables)).T

@@ -1,33 +1,15 @@
-"""Verdicts in words: where acceptance collapses with context, and whether the budget matters.
-
-Only cells of one method, one setting and one gamma are ever compared: acceptance falls with gamma by arithmetic alone,
-and that is no collapse.
-"""
+"""Verdicts in words: where acceptance collapses with context, and whether the budget matters."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from bdcore.collapse.intervals import Estimate
+from bdcore.collapse.boundary import Point, doubt, fall, skipped
+from bdcore.collapse.cells import Cell, places, series, title, usable
+from bdcore.collapse.intervals import MIN_PROMPTS
+from bdcore.collapse.words import budget_name, percent
 
 SHARE = 0.5
-# Of n ** n equally likely resamples one repeats the lowest prompt n times. For n = 3 that is 3.7 %, more than the 2.5 %
-# an interval leaves out at each end: the interval would be the plain range of the prompts.
-MIN_PROMPTS = 4
-FULL_BUDGET = -1
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Acceptance of one method at one context (tokens) and budget (keys per layer and head, -1 = full)."""
-
-    method: str
-    context: int
-    budget: int
-    gamma: int
-    acceptance: Estimate
-    setting: str = ""
-    """Whatever else must be equal before two cells may be compared (corpus, workload, drafter, ...), as a label."""
 
 
 @dataclass(frozen=True)
@@ -73,126 +55,81 @@ class Headline:
     sentence: str
 
 
-def budget_name(budget: int) -> str:
-    """`full` for -1."""
-    return "full" if budget == FULL_BUDGET else str(budget)
-
-
-def percent(estimate: Estimate) -> str:
-    """`61.0 % (55.2 to 66.1, n = 8)`; says so where there is no interval."""
-    if estimate.value is None:
-        return f"undefined (n = {estimate.n})"
-    if estimate.low is None or estimate.high is None:
-        return f"{100 * estimate.value:.1f} % (no interval, n = {estimate.n})"
-    bounds = f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}"
-    return f"{100 * estimate.value:.1f} % ({bounds}, n = {estimate.n})"
-
-
 def collapse_boundaries(
     cells: Iterable[Cell], *, share: float = SHARE, min_prompts: int = MIN_PROMPTS
 ) -> list[Collapse]:
     """One verdict per method, setting, budget and gamma. Methods that draft nothing (gamma 0) have none."""
-    drafting = sorted((c for c in cells if c.gamma > 0), key=_series_key)
-    return [_boundary(list(series), share, min_prompts) for _, series in groupby(drafting, key=_series)]
+    return [_boundary(found, share, min_prompts) for found in series(cells)]
 
 
-def _series(cell: Cell) -> tuple[str, str, int, int]:
-    return cell.method, cell.setting, cell.budget, cell.gamma
-
-
-def _series_key(cell: Cell) -> tuple[str, str, bool, int, int, int]:
-    return cell.method, cell.setting, cell.budget == FULL_BUDGET, cell.budget, cell.gamma, cell.context
-
-
-def _name(cell: Cell, *, budget: bool) -> str:
-    parts = [cell.method, cell.setting, f"budget {budget_name(cell.budget)}" if budget else "", f"gamma {cell.gamma}"]
-    return ", ".join(part for part in parts if part)
-
-
-def _usable(cell: Cell, min_prompts: int) -> bool:
-    return cell.acceptance.value is not None and cell.acceptance.n >= min_prompts
-
-
-def _boundary(series: Sequence[Cell], share: float, min_prompts: int) -> Collapse:
-    first, used = series[0], [c for c in series if _usable(c, min_prompts)]
-    reason = _too_little(series, used, min_prompts)
+def _boundary(cells: Sequence[Cell], share: float, min_prompts: int) -> Collapse:
+    cell, points = cells[0], [Point(c.context, c.acceptance) for c in cells]
+    used = [p for p in points if usable(p.estimate, min_prompts)]
+    reason = _too_little(points, used, min_prompts)
     if reason:
-        return _collapse(first, "insufficient", f"cannot be judged: {reason}.")
-    bound = share * _value(first)
-    below = [c for c in used[1:] if _value(c) < bound]
-    certain = [c for c in below if c.acceptance.high is not None and c.acceptance.high < bound]
-    skipped = _skipped(series, used)
-    lowest = min(used[1:], key=_value)
-    retained = _value(lowest) / _value(first)
-    if not below:
-        text = f"does not collapse up to {used[-1].context} tokens: at its lowest {_against(lowest, first)}.{skipped}"
-        return _collapse(first, "not reached", text, retained=retained)
-    at, sure = below[0], certain[0].context if certain else None
-    found = f"at {at.context} tokens: {_against(at, first)}, below {100 * share:.0f} % of it"
+        return _collapse(cell, "insufficient", f"cannot be judged: {reason}.")
+    first, *longer = used
+    found = fall(longer, share * first.value)
+    at, sure, left_out = found.below, found.certain and found.certain.context, skipped(points, used)
+    retained = found.lowest.value / first.value
+    if at is None:
+        lowest = _against(found.lowest, first)
+        text = f"does not collapse up to {used[-1].context} tokens: at its lowest {lowest}.{left_out}"
+        return _collapse(cell, "not reached", text, retained=retained)
+    where = f"at {at.context} tokens: {_against(at, first)}, below {100 * share:.0f} % of it"
     if sure == at.context:
-        return _collapse(first, "collapsed", f"collapses {found}.{skipped}", at.context, sure, retained)
-    doubt = "there is no interval" if at.acceptance.high is None else "the interval reaches above it"
+        return _collapse(cell, "collapsed", f"collapses {where}.{left_out}", at.context, sure, retained)
     later = f" It is certain at {sure} tokens." if sure else ""
-    text = f"has likely collapsed {found}, but {doubt}.{later}{skipped}"
-    return _collapse(first, "likely", text, at.context, sure, retained)
+    text = f"has likely collapsed {where}, but {doubt(at)}.{later}{left_out}"
+    return _collapse(cell, "likely", text, at.context, sure, retained)
 
 
-def _too_little(series: Sequence[Cell], used: Sequence[Cell], min_prompts: int) -> str:
-    first = series[0]
-    if len(series) < 2:
-        return f"only one context, {first.context} tokens, was measured: {percent(first.acceptance)}"
+def _too_little(points: Sequence[Point], used: Sequence[Point], min_prompts: int) -> str:
+    first = points[0]
+    if len(points) < 2:
+        return f"only one context, {first.context} tokens, was measured: {percent(first.estimate)}"
     if first not in used:
         return (
-            f"{first.acceptance.n} of the {min_prompts} prompts needed at {first.context} tokens, the shortest context"
-            f" ({'; '.join(f'{c.context} tokens: {percent(c.acceptance)}' for c in series)})"
+            f"{first.estimate.n} of the {min_prompts} prompts needed at {first.context} tokens, the shortest context"
+            f" ({'; '.join(f'{p.context} tokens: {percent(p.estimate)}' for p in points)})"
         )
     if len(used) < 2:
-        return f"no context but {first.context} tokens ({percent(first.acceptance)}) has {min_prompts} prompts or more"
-    if not first.acceptance.value:
+        return f"no context but {first.context} tokens ({percent(first.estimate)}) has {min_prompts} prompts or more"
+    if not first.value:
         return f"acceptance is already 0 at {first.context} tokens, the shortest context"
     return ""
 
 
-def _against(cell: Cell, first: Cell) -> str:
+def _against(point: Point, first: Point) -> str:
     return (
-        f"acceptance is {percent(cell.acceptance)} at {cell.context} tokens"
-        f" against {percent(first.acceptance)} at {first.context}"
+        f"acceptance is {percent(point.estimate)} at {point.context} tokens"
+        f" against {percent(first.estimate)} at {first.context}"
     )
 
 
-def _skipped(series: Sequence[Cell], used: Sequence[Cell]) -> str:
-    left_out = [str(c.context) for c in series if c not in used]
-    return f" Too few prompts to judge {', '.join(left_out)} tokens." if left_out else ""
-
-
 def _collapse(
-    first: Cell,
+    cell: Cell,
     status: str,
     text: str,
     boundary: int | None = None,
     certain: int | None = None,
     retained: float | None = None,
 ) -> Collapse:
-    sentence = f"{_name(first, budget=True)}: {text}"
-    return Collapse(
-        first.method, first.budget, first.gamma, first.setting, status, boundary, certain, retained, sentence
-    )
+    sentence = f"{title(cell, budget=True)}: {text}"
+    return Collapse(cell.method, cell.budget, cell.gamma, cell.setting, status, boundary, certain, retained, sentence)
 
 
 def budget_effects(cells: Iterable[Cell], *, min_prompts: int = MIN_PROMPTS) -> list[BudgetEffect]:
-    """One verdict per method, setting, gamma and context that was measured at two budgets or more."""
-    drafting = sorted((c for c in cells if c.gamma > 0), key=lambda c: (*_place(c), c.budget == FULL_BUDGET, c.budget))
-    groups = [list(group) for _, group in groupby(drafting, key=_place)]
-    return [_effect(group, min_prompts) for group in groups if len(group) > 1]
+    """One verdict per method, setting, gamma and context that was measured at two budgets or more.
 
-
-def _place(cell: Cell) -> tuple[str, str, int, int]:
-    return cell.method, cell.setting, cell.gamma, cell.context
+    From the intervals of cells alone. Where documents are at hand, `budget_sensitivity` asks the sharper, paired one.
+    """
+    return [_effect(group, min_prompts) for group in places(cells) if len(group) > 1]
 
 
 def _effect(group: Sequence[Cell], min_prompts: int) -> BudgetEffect:
-    first, used = group[0], [c for c in group if _usable(c, min_prompts)]
-    name = f"{_name(first, budget=False)}, {first.context} tokens"
+    first, used = group[0], [c for c in group if usable(c.acceptance, min_prompts)]
+    name = f"{title(first, budget=False)}, {first.context} tokens"
     if len(used) < len(group):
         counts = ", ".join(f"budget {budget_name(c.budget)}: {percent(c.acceptance)}" for c in group)
         text = f"{name}: the effect of the budget cannot be judged with fewer than {min_prompts} prompts ({counts})."
