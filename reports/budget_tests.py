@@ -1,0 +1,68 @@
+"""Tests over budgets and drafters: does acceptance depend on the budget, fall with it, differ between drafters?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from bdcore.collapse import (
+    Monotonicity,
+    Permutation,
+    Sensitivity,
+    budget_sensitivity,
+    monotonicity,
+    permutation_test,
+)
+from reports.series import FULL_BUDGET, SCENE, SELF, Series, aligned, grouped, scene_of, with_full
+
+
+@dataclass(frozen=True)
+class BudgetTest:
+    """One drafter at one context, policy, position mode and gamma, over its budgets."""
+
+    name: str
+    sensitivity: Sensitivity
+    monotonicity: Monotonicity
+
+
+def budget_tests(series: Sequence[Series]) -> list[BudgetTest]:
+    """The full cache counts as the largest budget of every sparse setting of its drafter."""
+    drafting = [s for s in series if s["drafter_name"] not in (None, SELF)]
+    out: list[BudgetTest] = []
+    for _, group in grouped(drafting, (*SCENE, "drafter_name", "context", "gamma", "gamma_mode")):
+        full = [s for s in group if s["budget"] == FULL_BUDGET]
+        sparse = [s for s in group if s["budget"] != FULL_BUDGET]
+        for _, setting in grouped(sparse, ("policy", "position_mode", "refresh")):
+            found = with_full(setting, full)
+            if len(found) > 1:
+                out.append(_tested(setting[0], found))
+    return out
+
+
+def _tested(first: Series, found: dict[int, Series]) -> BudgetTest:
+    sums = dict(zip(found, aligned(*(s.acceptance for s in found.values())), strict=True))
+    name = (
+        f"{scene_of(first)}, {first['drafter_name']}, {first['policy']}, {first['position_mode']}, "
+        f"gamma {first['gamma']}, {first['context']} tokens"
+    )
+    return BudgetTest(name, budget_sensitivity(sums, name=name), monotonicity(sums, name=name))
+
+
+def drafter_tests(series: Sequence[Series]) -> list[tuple[str, Permutation]]:
+    """(where, test) of every two drafters in the same cell, at the smallest gamma."""
+    drafting = [s for s in series if s["drafter_name"] not in (None, SELF)]
+    gamma = min((s["gamma"] for s in drafting), default=0)
+    names = (*SCENE, "context", "budget", "policy", "position_mode", "gamma_mode", "refresh")
+    return [
+        (_where(first), permutation_test(*aligned(first.acceptance, second.acceptance), names=_names(first, second)))
+        for _, group in grouped([s for s in drafting if s["gamma"] == gamma], names)
+        for first, second in combinations(group, 2)
+    ]
+
+
+def _where(series: Series) -> str:
+    budget = "full cache" if series["budget"] == FULL_BUDGET else f"budget {series['budget']}, {series['policy']}"
+    return f"{scene_of(series)}, {series['context']} tokens, {budget}, {series['position_mode']}"
+
+
+def _names(first: Series, second: Series) -> tuple[str, str]:
+    return first["drafter_name"], second["drafter_name"]
