@@ -1,4 +1,4 @@
-"""Is speculation worth it, and with which draft length: predicted from acceptance and costs, checked against the clock."""
+"""Is speculation worth it, and with which gamma: predicted from acceptance and costs, checked against the clock."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,8 @@ from reports.tables import CELL_KEYS, records
 _SETTING = (*SCENE, "method", "drafter_name", "context", "budget", "policy", "position_mode", "gamma_mode", "refresh")
 
 _COSTS = f"""
-SELECT {", ".join(CELL_KEYS)}, any_value(cell_key) AS cell_key, sum(draft_s + select_s) AS draft_s, sum(drafted) AS drafted, sum(verify_s) AS verify_s,
+SELECT {", ".join(CELL_KEYS)}, any_value(cell_key) AS cell_key,
+  sum(draft_s + select_s) AS draft_s, sum(drafted) AS drafted, sum(verify_s) AS verify_s,
   sum(rounds) AS rounds, sum(ar_decode_s) AS ar_decode_s, sum(new_tokens - 1) AS tokens
 FROM samples WHERE run_key = ? AND status = 'ok' AND gamma > 0 AND workload <> 'replay' AND decode_s IS NOT NULL
 GROUP BY ALL
