@@ -87,6 +87,7 @@ SAMPLES = pa.schema(
         pa.field("drafter_cached_peak", pa.int32()),  # most keys cached per layer and head, block in flight included
         pa.field("output_text", pa.string()),
         pa.field("output_ids", _TOKENS),
+        pa.field("accepted_spans", _TOKENS),  # characters of output_text from accepted drafts: start, end, start, ...
         pa.field("distinct_1", pa.float64()),
         pa.field("distinct_2", pa.float64()),
         pa.field("distinct_4", pa.float64()),

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from bdcore.config import Config
@@ -94,6 +95,7 @@ def decoded_row(bench: Bench, prompt: Prompt, cell: Cell, decoded: Decoded, alon
         "drafter_cached_peak": decoded.drafter_cached_peak,
         "output_text": bench.tokenizer.decode(decoded.tokens),
         "output_ids": decoded.tokens,
+        "accepted_spans": accepted_spans(bench.tokenizer, decoded),
         "distinct_1": distinct_n(decoded.tokens, 1),
         "distinct_2": distinct_n(decoded.tokens, 2),
         "distinct_4": distinct_n(decoded.tokens, 4),
@@ -105,6 +107,18 @@ def decoded_row(bench: Bench, prompt: Prompt, cell: Cell, decoded: Decoded, alon
         "mismatch_kind": mismatch_kind(_at(alone.gap_steps, mismatch)) if mismatch is not None else None,
         "status": "ok",
     }
+
+
+def accepted_spans(tokenizer: Any, decoded: Decoded) -> list[int]:
+    """Start and end, in characters of the text, of every run of accepted drafts; the first token is the verifier's."""
+    drafted = [False] + [i < r.accepted for r in decoded.rounds for i in range(r.emitted)]
+    spans: list[int] = []
+    for accepted, run in groupby(enumerate(drafted[: len(decoded.tokens)]), key=lambda pair: pair[1]):
+        places = [i for i, _ in run]
+        if accepted:
+            # By the text of the tokens before: a character may be split over several tokens.
+            spans += [len(tokenizer.decode(decoded.tokens[:end])) for end in (places[0], places[-1] + 1)]
+    return spans
 
 
 def _mismatch(decoded: Decoded, alone: Decoded) -> int | None:

@@ -127,6 +127,18 @@ def test_sampled_text_is_drawn_at_its_temperature_and_not_compared(bench, docume
     to_table(samples, SAMPLES), to_table(rounds, ROUNDS)
 
 
+def test_accepted_drafts_are_marked_in_the_text(bench, document):
+    _, samples, rounds = measured(bench(gammas=[2], methods=["ar", "budgetdraft", "sd_sparse"]), document)
+    for s in samples:
+        marked = "".join(s["output_text"][a:b] for a, b in zip(*[iter(s["accepted_spans"])] * 2, strict=True))
+        words, at = [], 1  # the first token is the verifier's
+        for r in (r for r in rounds if r["cell_key"] == s["cell_key"]):
+            words += s["output_ids"][at : at + r["accepted"]]
+            at += r["emitted"]
+        assert marked.split() == [str(i) for i in words]
+        assert (s["accepted_spans"] == []) == (s["accepted"] == 0)
+
+
 def test_the_verifier_drafts_for_itself(bench, document, verifier):
     found = bench(methods=["ar", "self_sparse"], budgets=[32], gammas=[2])
     drafters = {**found.drafters, "self": Drafter(verifier, None)}
