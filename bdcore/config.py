@@ -16,7 +16,9 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
@@ -46,6 +48,11 @@ CellField = Literal[
 Exclusion = dict[CellField, list[Any]]
 OWN_DRAFTERS = ("base", "trained", "self")
 """Names of drafters that a study has without naming them."""
+
+
+TextSource = Literal["stdlib", "pg19", "longbench", "lwm", "folder", "file"]
+Chat = Literal["never", "auto", "always"]
+Depth = Annotated[float, Field(ge=0, le=1)]
 
 
 def _exclusion(value: Any) -> Any:
@@ -105,14 +112,60 @@ class DrafterConfig(Section):
 
 
 class CorpusConfig(Section):
-    source: Literal["stdlib", "pg19", "longbench", "lwm", "folder", "file"] = "pg19"
+    source: TextSource | Literal["needle"] = "pg19"
     """`stdlib`: this Python's own modules. `pg19`, `longbench` (QMSum), `lwm` (NarrativeQA): hub or local Parquet.
-    `folder`: every text file below `path`. `file`: one Parquet or JSONL file with a `text` column."""
+    `folder`: every text file below `path`. `file`: one Parquet or JSONL file with a `text` column. `needle`: made
+    here, secret numbers hidden in the text of another corpus, one of which is asked for at the end."""
     path: str | None = None
     """Local file or folder; without it the named hub data set is read. Relative to the configuration file."""
     split: Literal["train", "test"] = "train"
     """Which documents. Sources without splits of their own are divided by a hash of the document's name."""
+    filler: TextSource = "stdlib"
+    """`needle`: the corpus whose text hides the numbers; `path` and `split` are its own."""
+    depths: Annotated[list[Depth], BeforeValidator(_listed), Field(min_length=1, max_length=16)] = [0.1, 0.5, 0.9]
+    """`needle`: where the numbers are hidden, one at each: 0 begins the text, 1 ends it, at every context length.
+    Documents ask for each depth in turn."""
+    seed: NonNegativeInt = 0
+    """`needle`: another draw of names and numbers."""
+    chat: Chat = "never"
+    """Whether a prompt that asks a question is put as a user's turn, by the chat template of the verifier's tokenizer.
+    `auto`: where it has one. `always`: it must have one. Documents without a question are plain text in any case."""
 
+    @model_validator(mode="after")
+    def _legal(self) -> "CorpusConfig":
+        for name in _NEEDLE_FIELDS:
+            if self.source != "needle" and name in self.model_fields_set:
+                raise ValueError(f"{name} = {getattr(self, name)}: source `{self.source}` has none; only `needle` has")
+        if len(set(self.depths)) < len(self.depths):
+            raise ValueError(f"depths = {self.depths}: give each once")
+        if self.chat == "always" and self.source not in ASKING:
+            raise ValueError(
+                f"chat = always: source `{self.source}` asks no questions; use never, or one of {', '.join(ASKING)}"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Keys hash this: a setting that a corpus does not have must not change the key of what it has made.
+        left_out = () if self.source == "needle" else _NEEDLE_FIELDS
+        if self.chat == "never":
+            left_out = (*left_out, "chat")
+        return {name: value for name, value in dump(self).items() if name not in left_out}
+
+    @property
+    def texts(self) -> "CorpusConfig":
+        """The corpus whose files are read: this one, or a needle's filler."""
+        return CorpusConfig(source=self.filler, path=self.path, split=self.split) if self.source == "needle" else self
+
+    @property
+    def offline(self) -> bool:
+        """Whether it can be read without a network."""
+        return self.path is not None or self.texts.source == "stdlib"
+
+
+_NEEDLE_FIELDS = ("filler", "depths", "seed")
+ASKING = ("longbench", "lwm", "needle")
+"""Sources whose prompts ask a question."""
 
 Corpora = Annotated[list[CorpusConfig], BeforeValidator(_listed), Field(min_length=1)]
 
@@ -409,7 +462,22 @@ class GridConfig(SparseConfig):
             raise ValueError("methods = ['ar']: `replay` measures drafts; give a method that drafts")
         if "replay" in self.workloads and (self.gamma_mode != "fixed" or self.refresh):
             raise ValueError("workloads: `replay` needs gamma_mode = fixed and refresh = 0")
+        if "replay" in self.workloads:
+            self._check_replayed()
         return self
+
+    def _check_replayed(self) -> None:
+        """A replay walks one text through every context, so it can neither move needles nor ask at a context's end."""
+        if any(corpus.source == "needle" for corpus in self.corpus):
+            raise ValueError(
+                "corpus.source = needle: `replay` reads a text through all contexts, while needles are placed anew and "
+                "asked for at the end of each; use workloads = [greedy], in a study of its own"
+            )
+        if self.workloads == ["replay"] and any(corpus.chat == "always" for corpus in self.corpus):
+            raise ValueError(
+                "corpus.chat = always: `replay` reads documents without their questions; "
+                "use chat = never, or add greedy to the workloads"
+            )
 
     @property
     def replay_tokens(self) -> int:

@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any
 
 from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig
-from bdcore.documents import Document, build_prompts, check_corpus, load_documents
-from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, cells, unused_exclusions
-from bdcore.evaluation.texts import texts_of
+from bdcore.documents import Document, check_corpus, load_documents
+from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, WRITTEN, cells, unused_exclusions
+from bdcore.evaluation.texts import documents_of, prompts_of
 from bdcore.kv.budget import keys_within
 from bdcore.models.loading import check_model, check_vocabulary, load_tokenizer
 from bdcore.models.shape import ModelShape, drafter_shape, verifier_shape
@@ -87,7 +87,7 @@ def inputs(config: Config) -> Inputs:
         raise ConfigError(
             f"grid.corpus: {len(twice)} documents are in two of its corpora (such as {twice[0]}); give each its own"
         )
-    shared = {d.doc_id for d in training} & names.keys()
+    shared = {d.origin for d in training} & {d.origin for d in found.evaluation}
     if shared:
         raise ConfigError(
             f"grid.corpus: {len(shared)} of its documents are training documents too (such as {sorted(shared)[0]}); "
@@ -107,10 +107,14 @@ def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
             with _named(f"{field} = {length}"):
                 seed = seed_for(config.seed, mode)
                 distinct_prompts(found.training, tokenizer, length=length, count=count, seed=seed)
-    for documents in found.corpora:
-        with _named(f"{_longest(grid)} = {grid.longest}"):
-            texts = texts_of(grid, documents)
-            build_prompts(texts, tokenizer, length=grid.longest, count=grid.prompts, seed=config.seed)
+    seed = seed_for(config.seed, "grid")
+    with _named(f"{_longest(grid)} = {grid.longest}"):
+        documents_of(grid, found.corpora, tokenizer, seed)
+    if any(w in WRITTEN for w in grid.workloads) and any(
+        d.question for d in found.evaluation
+    ):  # the smallest has least room for one
+        with _named("grid.contexts"):
+            prompts_of(grid, found.corpora, tokenizer, seed, min(grid.contexts))
     for source in grid.drafters.values():
         check_vocabulary(tokenizer, load_tokenizer(source))
     if config.drafter.kind == "pretrained":

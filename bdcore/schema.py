@@ -61,6 +61,7 @@ SAMPLES = pa.schema(
     [
         *_CELL_FIELDS,
         _required("prompt_len", pa.int32()),
+        pa.field("evidence_distance", pa.int32()),  # needle: newest prompt tokens that hold the answer's evidence
         pa.field("new_tokens", pa.int32()),
         pa.field("finish_reason", pa.string()),
         pa.field("rounds", pa.int32()),

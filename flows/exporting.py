@@ -108,7 +108,8 @@ def _targets(study: Study) -> dict[str, Any]:
 
 def _corpus(corpus: CorpusConfig) -> str:
     where = f" `{Path(corpus.path).name}`" if corpus.path else ""  # a whole path says more of a machine than of texts
-    return f"{corpus.source}{where} ({corpus.split} split)"
+    hidden = "needles in " if corpus.source == "needle" else ""
+    return f"{hidden}{corpus.texts.source}{where} ({corpus.split} split)"
 
 
 def _stages(study: Study, role: str) -> list[dict[str, Any]]:

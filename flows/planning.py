@@ -46,7 +46,7 @@ def _keys(config: Config, runtime: Runtime) -> Keys | ConfigError:
     try:
         return study_keys(config, runtime, inputs(config))
     except ConfigError as error:
-        if all(corpus.path or corpus.source == "stdlib" for corpus in (*config.corpus, *config.grid.corpus)):
+        if all(corpus.offline for corpus in (*config.corpus, *config.grid.corpus)):
             raise
         return error
 

@@ -3,18 +3,49 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bdcore.config import CorpusConfig
+from bdcore.config import Chat, CorpusConfig
 from bdcore.identity import digest
 
 
 @dataclass(frozen=True)
+class Needle:
+    """A fact to hide at `depth` of a text (0 begins it, 1 ends it); the evidence, if it is the one `asked` for."""
+
+    depth: float
+    lead: str
+    answer: str
+    asked: bool
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.lead} {self.answer}."
+
+
+@dataclass(frozen=True)
 class Document:
-    """One text under a name that is the same on every run; `question` is what is to be answered from it."""
+    """One text under a name that is the same on every run; `question` is what is to be answered from it.
+
+    `needles` are not in the text yet: where they go depends on the prompt's length. `filler`: the document whose text
+    hides them. `chat`: whether the question is put by a chat template.
+    """
 
     doc_id: str
     source: str
     text: str
     question: str | None = None
+    needles: tuple[Needle, ...] = ()
+    filler: str | None = None
+    chat: Chat = "never"
+
+    @property
+    def origin(self) -> str:
+        """Name of the document that the text is of."""
+        return self.filler or self.doc_id
+
+    @property
+    def evidence(self) -> Needle | None:
+        """The needle that answers the question."""
+        return next((needle for needle in self.needles if needle.asked), None)
 
 
 def absolute(path: str) -> Path:

@@ -1,40 +1,38 @@
 """How a document becomes a prompt of an exact token length, and what is counted when it cannot.
 
-It never joins or pads documents, adds no special tokens and uses no chat template.
+It never joins or pads documents, and adds no special tokens but those that a chat template writes.
 """
 
 import random
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bdcore.config import ConfigError
-from bdcore.documents.sources import Document
+from bdcore.documents.chat import user_turn, uses_template
+from bdcore.documents.document import Document
+from bdcore.documents.encoding import encode, encode_prefix
+from bdcore.documents.frames import frame_of
+from bdcore.documents.needle import needle_tokens, planted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Cutting text changes the tokens at the cut: the last word is split, a run of blanks ends early. Merges stay within
-# words, and where a script writes none between blanks they settle within a few tokens; 128 tokens is far more.
-SAFETY_TOKENS = 128
-_CHARS_PER_TOKEN = 5  # of English prose, generously; a wrong guess costs another, longer encoding
-
-_INSTRUCTIONS = {
-    "longbench": "Below is the transcript of a meeting. Read it, then answer the question about it that follows.\n\n",
-    "lwm": "Below is a story. Read it, then answer the question about it that follows as briefly as you can.\n\n",
-}
-_INSTRUCTION = "Below is a document. Read it, then answer the question about it that follows.\n\n"
-
 
 @dataclass(frozen=True)
 class Prompt:
-    """`ids` start at token `offset` of the document (or of its question frame); `truncated`: the document goes on."""
+    """`ids` start at token `offset` of the document (or of its question frame); `truncated`: the document goes on.
+
+    `evidence_distance`: how many of the newest ids hold the needle that is asked for and all after it.
+    """
 
     doc_id: str
     source: str
     offset: int
     ids: list[int]
     truncated: bool
+    evidence_distance: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,30 +43,17 @@ class PromptSet:
     too_short: int
 
 
-def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """All ids of `text` as plain text: no BOS, no cut at `model_max_length`, and `</s>` in the text is not an EOS."""
-    encoding: Any = tokenizer(
-        text,
-        add_special_tokens=False,
-        split_special_tokens=True,
-        truncation=False,
-        padding=False,
-        return_attention_mask=False,
-        verbose=False,
-    )
-    return list(encoding["input_ids"])
+@dataclass(frozen=True)
+class Ends:
+    """What a prompt holds whole: ids before and after a text that starts with `opening` and is cut at its end."""
 
+    head: list[int]
+    opening: str
+    tail: list[int]
 
-def encode_prefix(tokenizer: "PreTrainedTokenizerBase", text: str, length: int) -> list[int]:
-    """The first `length` ids of `encode(text)`, or all if fewer, reading little more of the text than they need."""
-    wanted = length + SAFETY_TOKENS
-    chars = wanted * _CHARS_PER_TOKEN
-    while chars < len(text):
-        ids = encode(tokenizer, text[:chars])
-        if len(ids) >= wanted:
-            return ids[:length]
-        chars *= 2
-    return encode(tokenizer, text)[:length]
+    @property
+    def tokens(self) -> int:
+        return len(self.head) + len(self.tail)
 
 
 def build_prompts(
@@ -76,18 +61,23 @@ def build_prompts(
 ) -> PromptSet:
     """The first `count` documents, in an order drawn by `seed`, that fill `length` tokens; the end of each is cut.
 
-    A document with a question becomes instruction + cut document + question, `length` tokens in all.
+    A document with a question becomes instruction + cut document + question, `length` tokens in all; with `chat` they
+    are the user's turn of the tokenizer's template. Needles stand at their depths, and are not cut either; as far as
+    there are documents, each depth is asked for as often.
     """
     prompts: list[Prompt] = []
     short: list[Document] = []
-    for document in random.Random(seed).sample(documents, len(documents)):
+    made: Counter[float] = Counter()
+    for document in _drawn(documents, seed, made):
         if len(prompts) == count:
             break
         prompt = _prompt(document, tokenizer, length)
         if prompt is None:
             short.append(document)
-        else:
-            prompts.append(prompt)
+            continue
+        prompts.append(prompt)
+        if document.evidence:
+            made[document.evidence.depth] += 1
     if len(prompts) < count:
         longest = f" (the longest of these has {_longest(short, tokenizer)} tokens)" if short else ""
         raise ConfigError(
@@ -97,47 +87,82 @@ def build_prompts(
     return PromptSet(prompts, len(short))
 
 
+def _drawn(documents: Sequence[Document], seed: int, made: Mapping[float, int]) -> Iterator[Document]:
+    """An order drawn by `seed`. Where it has a needle, one of the depth that has `made` fewest prompts so far comes."""
+    order = random.Random(seed).sample(documents, len(documents))
+    waiting: dict[float, deque[Document]] = {}
+    for document in order:
+        if document.evidence:
+            waiting.setdefault(document.evidence.depth, deque()).append(document)
+    for document in order:
+        if document.evidence:
+            yield waiting[min((d for d in waiting if waiting[d]), key=lambda d: made[d])].popleft()
+        else:
+            yield document
+
+
 def _prompt(document: Document, tokenizer: "PreTrainedTokenizerBase", length: int) -> Prompt | None:
-    body, ending = _frame(document)
-    ending_ids = encode(tokenizer, ending) if ending else []
-    room = length - len(ending_ids)
+    ends = _ends(document, tokenizer)
+    room = length - ends.tokens
     if document.question is not None:
-        _check_room(document, tokenizer, length, room)
-    if _most_tokens(body) < room:
+        _check_room(document, tokenizer, ends, length)
+    if _most_tokens(document, ends) < room:
         return None
-    ids = encode_prefix(tokenizer, body, room + 1)  # one more tells whether anything is cut
+    distance = None
+    if document.needles:
+        opening = encode(tokenizer, ends.opening, after=bool(ends.head))
+        left = room - len(opening)
+        text, start = planted(document, tokenizer, left, most=left + 1)
+        ids, distance = opening + text, left - start + len(ends.tail)
+    else:  # one more tells whether anything is cut
+        ids = encode_prefix(tokenizer, ends.opening + document.text, room + 1, after=bool(ends.head))
     if len(ids) < room:
         return None
-    return Prompt(document.doc_id, document.source, 0, ids[:room] + ending_ids, truncated=len(ids) > room)
+    whole = ends.head + ids[:room] + ends.tail
+    return Prompt(document.doc_id, document.source, 0, whole, len(ids) > room, distance)
 
 
-def _frame(document: Document) -> tuple[str, str]:
-    """What may be cut at its end, and what follows it whole."""
+def _ends(document: Document, tokenizer: "PreTrainedTokenizerBase") -> Ends:
+    frame = frame_of(document)
     if document.question is None:
-        return document.text, ""
-    instruction = _INSTRUCTIONS.get(document.source, _INSTRUCTION)
-    return instruction + document.text, f"\n\nQuestion: {document.question.strip()}\nAnswer:"
+        return Ends([], "", [])
+    if not uses_template(tokenizer, document.chat):
+        lead = frame.lead and " " + frame.lead
+        return Ends([], frame.opening, encode(tokenizer, frame.closing + lead, after=True))
+    before, after = user_turn(tokenizer, frame.lead)
+    head = before.rstrip(" ")  # a blank before a word is that word's, as tokenizers have it
+    return Ends(
+        encode(tokenizer, head, control=True),
+        before[len(head) :] + frame.opening,
+        encode(tokenizer, frame.closing, after=True) + encode(tokenizer, after, after=True, control=True),
+    )
 
 
-def _check_room(document: Document, tokenizer: "PreTrainedTokenizerBase", length: int, room: int) -> None:
-    instruction = len(encode(tokenizer, _frame(document)[0].removesuffix(document.text)))
-    if room <= instruction:
+def _check_room(document: Document, tokenizer: "PreTrainedTokenizerBase", ends: Ends, length: int) -> None:
+    needles = needle_tokens(document, tokenizer)
+    alone = ends.tokens + len(encode(tokenizer, ends.opening, after=bool(ends.head))) + needles
+    if length <= alone:
+        count = len(document.needles)
+        parts = f"instruction, {count} needles and question" if needles else "instruction and question"
+        remedy = "a larger context or fewer depths" if needles else "a larger context"
         raise ConfigError(
-            f"context = {length}: the instruction and question of {document.doc_id} alone take "
-            f"{instruction + length - room} tokens; use a larger context"
+            f"context = {length}: the {parts} of {document.doc_id} alone take {alone} tokens; use {remedy}"
         )
 
 
-def _most_tokens(text: str) -> int:
+def _most_tokens(document: Document, ends: Ends) -> int:
     # A token stands for at least one byte; SentencePiece may put one blank before the text.
-    return len(text.encode()) + 1
+    needles = "".join(f"\n{needle.sentence}" for needle in document.needles)
+    return len((ends.opening + document.text + needles).encode()) + 1
 
 
 def _longest(documents: list[Document], tokenizer: "PreTrainedTokenizerBase") -> int:
     """Tokens of the longest prompt these documents can fill; documents that cannot be longer are not tokenised."""
     longest = 0
-    for body, ending in sorted(map(_frame, documents), key=lambda frame: -_most_tokens("".join(frame))):
-        if _most_tokens(body) + _most_tokens(ending) <= longest:
+    sized = [(document, _ends(document, tokenizer)) for document in documents]
+    for document, ends in sorted(sized, key=lambda pair: -_most_tokens(*pair) - pair[1].tokens):
+        if _most_tokens(document, ends) + ends.tokens <= longest:
             break
-        longest = max(longest, len(encode(tokenizer, body)) + (len(encode(tokenizer, ending)) if ending else 0))
+        text = len(encode(tokenizer, ends.opening + document.text, after=bool(ends.head)))
+        longest = max(longest, ends.tokens + text + needle_tokens(document, tokenizer))
     return longest

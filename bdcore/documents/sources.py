@@ -6,16 +6,19 @@ It does not tokenise, cut or sample; `prompts` does. Nothing is written, and onl
 import hashlib
 import logging
 import os
+import re
 import sysconfig
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from bdcore.config import ConfigError, CorpusConfig
 from bdcore.documents.document import Document, absolute, brief, hashed_split, where
+from bdcore.documents.needle import hidden
 from bdcore.documents.tables import TABLES, check_table, read_table, table_files
-from bdcore.identity import digest
+from bdcore.identity import canonical_json, digest
 
 _PROSE = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".adoc")
 _CODE = (".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".java", ".js", ".ts", ".go", ".rs", ".rb", ".sh")
@@ -31,6 +34,10 @@ _log = logging.getLogger(__name__)
 
 def check_corpus(corpus: CorpusConfig) -> None:
     """Raise ConfigError for every fault that can be known without reading texts or asking the hub."""
+    if corpus.source == "needle":
+        with _filler_errors():
+            check_corpus(corpus.texts)
+        return
     if corpus.path is None:
         if corpus.source in ("folder", "file"):
             wanted = "a folder of text files" if corpus.source == "folder" else "a .parquet or .jsonl file"
@@ -51,6 +58,9 @@ def check_corpus(corpus: CorpusConfig) -> None:
 
 def load_documents(corpus: CorpusConfig) -> list[Document]:
     """The documents of `corpus.split`, in a mixed order that is the same on every run."""
+    if corpus.source == "needle":
+        with _filler_errors():
+            return hidden(load_documents(corpus.texts), corpus)
     check_corpus(corpus)
     found: Counter[str] = Counter()
     seen: set[str] = set()
@@ -62,7 +72,7 @@ def load_documents(corpus: CorpusConfig) -> list[Document]:
             seen.add(document.doc_id)
             found[split] += 1
             if split == corpus.split:
-                documents.append(document)
+                documents.append(replace(document, chat=corpus.chat))
     if not documents:
         have = ", ".join(f"{count} in `{split}`" for split, count in sorted(found.items())) or "none at all"
         raise ConfigError(
@@ -74,7 +84,14 @@ def load_documents(corpus: CorpusConfig) -> list[Document]:
 
 def documents_key(documents: Iterable[Document]) -> str:
     """Identity of documents by name and content, whatever their order."""
-    return digest(sorted([d.doc_id, d.source, _text_hash(d.text), d.question or ""] for d in documents))
+    return digest(sorted(_identity(d) for d in documents))
+
+
+def _identity(document: Document) -> list[str]:
+    """What a document is, in as many parts as it has: later kinds of it leave the keys of the earlier ones alone."""
+    plain = [document.doc_id, document.source, _text_hash(document.text), document.question or ""]
+    chat = [document.chat] if document.question is not None and document.chat != "never" else []
+    return plain + chat + [canonical_json(astuple(needle)) for needle in document.needles]
 
 
 def corpus_key(corpus: CorpusConfig) -> str:
@@ -94,6 +111,15 @@ def _one_line_errors(where: str) -> Generator[None]:
         raise
     except (OSError, ValueError) as error:  # unreadable, not UTF-8, not JSON, not Parquet
         raise ConfigError(f"{where}: {brief(error)}; replace or repair the file") from error
+
+
+@contextmanager
+def _filler_errors() -> Generator[None]:
+    """Errors of a needle's filler, under the name that the configuration has for it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(re.sub(r"\bsource(?= [`=])", "filler", str(error))) from error
 
 
 def _read(corpus: CorpusConfig) -> Iterator[tuple[str, Document]]:

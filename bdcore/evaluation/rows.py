@@ -57,6 +57,7 @@ def identity(bench: Bench, prompt: Prompt, cell: Cell) -> Row:
         "temperature": cell.temperature,
         "seed": bench.config.seed,
         "prompt_len": cell.context,
+        "evidence_distance": prompt.evidence_distance,
         "device": bench.device,
         "dtype": bench.dtype,
     }

@@ -111,7 +111,7 @@ def model_key(model: ModelConfig) -> str:
         return digest("embedded", _GGUF, embedded_file().stat().st_size)
     folder = Path(model.source)
     if folder.is_dir():
-        names = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".model"))
+        names = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".model", ".jinja"))
         return digest("folder", [(p.name, file_digest(p)) for p in names])
     return digest("hub", model.source, model.revision)
 

@@ -315,6 +315,12 @@ def test_each_option_of_the_grid_is_in_its_rows_and_changes_no_text(bench, docum
     assert len(lengths) > 1 or "gamma_mode" not in changes, "the draft length varies"
 
 
+def test_rows_tell_how_far_back_the_evidence_of_a_needle_lies(bench, document):
+    _, found, _ = measured(bench(methods=["ar"]), dataclasses.replace(document, evidence_distance=23))
+    _, none, _ = measured(bench(methods=["ar"]), document)
+    assert [row["evidence_distance"] for row in (*found, *none)] == [23, None]
+
+
 def test_lookup_is_measured_against_ar_without_a_drafter_or_a_cache(bench, document):
     every, samples, rounds = measured(bench(methods=["ar", "ngram"], new_tokens=60), document)
     assert [(c.method, c.gamma) for c in every] == [("ar", 0), ("ngram", 2), ("ngram", 4)]

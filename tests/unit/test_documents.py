@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
@@ -28,49 +27,25 @@ from bdcore.documents import (
     encode_prefix,
     load_documents,
 )
+from tests.unit.tokenizers import BOS, UNKNOWN, WORDS, piece_tokenizer, unsplit_tokenizer, word_tokenizer
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="shared/data is not beside this checkout")
 
-WORDS = [f"w{number}" for number in range(50)]
-BOS, UNKNOWN = 0, 2
-
 
 @pytest.fixture(scope="module")
 def words() -> PreTrainedTokenizerFast:
-    """One id per word; adds BOS when asked for special tokens; believes that 512 tokens are its limit."""
-    extra = ["Question:", "Answer:", "why"]
-    vocabulary = {word: number for number, word in enumerate(["<s>", "</s>", "<unk>", *WORDS, *extra])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>", model_max_length=512
-    )
+    return word_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def pieces() -> PreTrainedTokenizerFast:
-    """Byte-level BPE, as the Llama 3, Qwen and SmolLM families have it."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    core.train_from_iterator([Path(__file__).read_text()], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=core)
+    return piece_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def unsplit() -> PreTrainedTokenizerFast:
-    """SentencePiece-like BPE over the whole text at once, as Llama 2 has it: no step splits words before the merges."""
-    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Metaspace()
-    core.train_from_iterator(
-        [Path(__file__).read_text()], trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>"])
-    )
-    core.pre_tokenizer = pre_tokenizers.Sequence([])
-    core.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+    return unsplit_tokenizer()
 
 
 def text_of(length: int) -> str:
@@ -176,6 +151,18 @@ def test_a_prefix_encodes_like_the_whole_text(family: str, request: pytest.Fixtu
             assert encode_prefix(tokenizer, text, length) == whole[:length], name
 
 
+@pytest.mark.parametrize("family", ["pieces", "unsplit"])
+@pytest.mark.parametrize(
+    "rest", ["\n\nQuestion: why?", "\nnext", " and so on", "next [word]", "0 more", "    return 7"]
+)
+def test_what_follows_a_text_is_encoded_as_it_is_inside_one(
+    family: str, rest: str, request: pytest.FixtureRequest
+) -> None:
+    tokenizer = request.getfixturevalue(family)
+    first = "A text.\n" if rest[0].isalnum() else "A text."  # words of both would merge
+    assert encode(tokenizer, first) + encode(tokenizer, rest, after=True) == encode(tokenizer, first + rest)
+
+
 def test_a_prefix_of_a_long_text_is_not_read_whole(
     words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +209,27 @@ def test_the_question_survives_the_cut(words: PreTrainedTokenizerFast) -> None:
     start = prompt.ids.index(encode(words, "w0")[0])
     assert 0 < start < 40  # an instruction comes first
     assert prompt.ids[start:-6] == encode(words, asked.text)[: 128 - 6 - start]
+
+
+@pytest.mark.parametrize(
+    ("source", "first", "last"),
+    [
+        ("longbench", "You are given a meeting transcript and a query", "Query: why w7?\nAnswer:"),
+        ("lwm", "You are given a story, which can be either a novel or a movie script", "Question: why w7?\n\nAnswer:"),
+        ("file", "Below is a document.", "Question: why w7?\nAnswer:"),
+    ],
+)
+def test_meetings_and_stories_are_asked_about_in_their_benchmarks_words(
+    pieces: PreTrainedTokenizerFast, source: str, first: str, last: str
+) -> None:
+    asked = Document("doc", source, text_of(3000), " why w7? ")
+    for length in (500, 1000):
+        (prompt,) = build_prompts([asked], pieces, length=length, count=1, seed=0).prompts
+        text = pieces.decode(prompt.ids)
+        assert len(prompt.ids) == length and text.startswith(first) and text.endswith(f"\n\n{last}")
+        between = text[text.index("w0 w1") :]
+        kept = next(n for n in range(len(between)) if not asked.text.startswith(between[: n + 1]))
+        assert between[kept:].startswith("\n\n"), "its text, cut, and nothing else"
 
 
 def test_a_question_prompt_without_room_for_its_document_is_an_error(words: PreTrainedTokenizerFast) -> None:

@@ -144,7 +144,10 @@ def test_the_key_of_a_local_model_follows_its_content(tmp_path):
     before = model_key(source)
     assert model_key(source) == before
     saved(LlamaConfig(num_hidden_layers=2), tmp_path)
-    assert model_key(source) != before
+    other = model_key(source)
+    assert other != before
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")  # it makes other prompts
+    assert model_key(source) != other
 
 
 def test_the_key_of_a_hub_model_follows_its_revision():
