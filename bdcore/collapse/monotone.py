@@ -52,7 +52,10 @@ def monotonicity(
 
     `by_budget`: (accepted, drafted) per document, entry i the same document at every budget; -1 is the largest.
     Distance: to the weighted isotonic fit, weights are drafted tokens. The p-value is a bootstrap over documents, drawn
-    with all their budgets and re-centred on the fit. Insufficient: one budget, or fewer than `min_prompts` documents.
+    with all their budgets and re-centred on the fit. Insufficient: one budget, fewer than `min_prompts` documents, no
+    acceptance at all, or documents that differ by the same amount, which leaves chance nothing to do.
+
+    Where the budget has no effect, `dip` is said somewhat more often than `level` promises (docs/verdicts.md).
     """
     table, subject = budget_table(by_budget), f"{name}: " if name else ""
 
