@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bdcore.config import ConfigError
-from bdcore.documents.chat import uses_template, user_turn
+from bdcore.documents.chat import user_turn, uses_template
 from bdcore.documents.document import Document
 from bdcore.documents.encoding import encode, encode_prefix
 from bdcore.documents.frames import frame_of
