@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, GenerationConfig
 from typer.testing import CliRunner
 
+from bdcore.config import CorpusConfig
 from bdcore.evaluation.grid import cells
 from bdcore.identity import write_manifest
 from bdcore.models.drafter import Drafter, load_drafter, save_drafter, slice_verifier
@@ -22,6 +24,7 @@ from bdcore.models.loading import load_model, load_tokenizer
 from bdcore.schema import SAMPLES, write_rows
 from bdcore.study import open_study
 from flows.cli import app
+from flows.exporting import _targets
 from reports.card import acceptance, measured_cells, weights
 from tests.conftest import noisy_copy, tiny_llama
 from tests.tiny import byte_tokenizer, write_study
@@ -319,6 +322,13 @@ def test_the_license_comes_from_the_verifiers_card(study, tmp_path):
     assert origin(model) == (None, None)
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
     assert origin(model.model_copy(update={"source": str(tmp_path)})) == (None, "mit")
+
+
+def test_the_card_says_what_text_needles_were_hidden_in(study):
+    corpora = [{"source": "needle"}, {"source": "needle", "filler": "pg19", "path": "/data/books", "split": "test"}]
+    trained_on = study.config.model_copy(update={"corpus": [CorpusConfig.model_validate(c) for c in corpora]})
+    told = _targets(replace(study, config=trained_on))["corpora"]
+    assert told == ["needles in stdlib (train split)", "needles in pg19 `books` (test split)"]
 
 
 def test_the_embedded_verifier_tells_its_license(study):
