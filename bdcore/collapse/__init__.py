@@ -1,6 +1,6 @@
 """Pure statistics on tables of rows: intervals and verdicts in words. Knows no models, no tensors, no files."""
 
-from bdcore.collapse.intervals import Estimate, ratio_of_sums
+from bdcore.collapse.intervals import Estimate, ratio_of_sums, ratios_of_sums
 from bdcore.collapse.pairing import difference, quotient
 from bdcore.collapse.verdicts import (
     MIN_PROMPTS,
@@ -26,4 +26,5 @@ __all__ = [
     "headlines",
     "quotient",
     "ratio_of_sums",
+    "ratios_of_sums",
 ]
