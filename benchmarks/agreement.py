@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from bdcore.collapse.intervals import ratio_of_sums
 from bdcore.collapse.pairing import difference
+from bdcore.collapse.ratios import ratio_of_sums
 from bdcore.documents import Prompt
 from bdcore.evaluation.cell import cache_plan
 from bdcore.evaluation.texts import documents_of

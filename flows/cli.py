@@ -248,7 +248,11 @@ def query(
     sql: Annotated[str, typer.Argument(help='One SELECT, such as "select * from frontier"')],
     as_json: Annotated[bool, typer.Option("--json", help="Print rows as JSON")] = False,
 ) -> None:
-    """Ask the workspace's tables: samples, rounds, targets, cells, speedups, frontier, paper_table_1..3."""
+    """Ask the workspace's tables: samples, rounds, targets, cells, speedups, frontier, positions, paper_table_1..3.
+
+    docs/queries.md has ten questions with their queries. A damaged file is left out and named on stderr;
+    `select * from skipped_files` lists them.
+    """
     with one_line_errors():
         from reports.tables import query as ask
 

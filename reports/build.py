@@ -12,21 +12,27 @@ from bdcore.collapse import Estimate
 from reports.content import gather
 from reports.files import csv_text, templates, write_text
 from reports.measured import Measured, measure, summary
-from reports.tables import connect, fetch, records
+from reports.tables import fetch, read, records
 
-_VIEWS = ("cells", "speedups", "frontier", "paper_table_1", "paper_table_2", "paper_table_3", "positions")
+_VIEWS = (
+    *("cells", "speedups", "frontier", "positions", "authors_scores"),
+    *("paper_table_1", "paper_table_2", "paper_table_3", "paper_figure_3", "paper_comparison"),
+)
 
 
 def build_report(workspace: Path, run_key: str, out: Path, *, facts: Mapping[str, Any]) -> dict[str, Path]:
     """Write the report of `run_key` into `out`. Returns path by name: `report.html`, `tables/cells.csv`, ...
 
     `facts` adds what rows cannot know: `study` (name), `expected_samples` (count), `training` (drafter name -> logged
-    steps with step, loss_a, loss_c); everything else in it is shown as definition tables.
+    steps with step, loss_a, loss_c), `planned` (cells of the grid: settings and `prompts`), `paper` (show its numbers
+    whatever was measured); everything else in it is shown as definition tables.
     """
-    with connect(workspace) as connection:
-        _require(connection, workspace, run_key)
+
+    def gathered(connection: duckdb.DuckDBPyConnection) -> tuple[dict[str, Any], dict[str, str]]:
         content = gather(connection, run_key, facts)
-        files = _tables(connection, run_key, content)
+        return content, _tables(connection, run_key, content)
+
+    content, files = read(workspace, gathered, run_key=run_key)
     files |= {f"figures/{drawing.name}.svg": drawing.standalone for drawing in content["drawings"]}
     environment = _environment()
     for name in ("report.html", "report.md"):
@@ -36,26 +42,19 @@ def build_report(workspace: Path, run_key: str, out: Path, *, facts: Mapping[str
 
 def summary_rows(workspace: Path, run_key: str) -> list[dict[str, Any]]:
     """The cells of a run for a terminal table; ratios as fractions with `lo` and `hi`, None where undefined."""
-    with connect(workspace) as connection:
-        _require(connection, workspace, run_key)
-        return summary(measure(connection, run_key))
-
-
-def _require(connection: duckdb.DuckDBPyConnection, workspace: Path, run_key: str) -> None:
-    found = [row["run_key"] for row in records(connection, "SELECT DISTINCT run_key FROM samples ORDER BY run_key")]
-    if run_key not in found:
-        raise FileNotFoundError(f"run_key = {run_key}: no results in {workspace}; found {', '.join(found) or 'none'}")
+    return read(workspace, lambda connection: summary(measure(connection, run_key)), run_key=run_key)
 
 
 def _tables(connection: duckdb.DuckDBPyConnection, run_key: str, content: Mapping[str, Any]) -> dict[str, str]:
     rows = summary(content["cells"])
     files = {"tables/summary.csv": csv_text(list(rows[0]), [list(row.values()) for row in rows])}
-    known = {row["view_name"] for row in records(connection, "SELECT view_name FROM duckdb_views()")}
+    known = {row["name"] for row in records(connection, "SHOW TABLES")}
     for view in _VIEWS:
         if view in known:
             columns, found = fetch(connection, f"SELECT * FROM {view} WHERE run_key = ? ORDER BY ALL", [run_key])
-            files[f"tables/{view}.csv"] = csv_text(columns, found)
-    for name in ("collapses", "effects", "failed"):
+            if found:
+                files[f"tables/{view}.csv"] = csv_text(columns, found)
+    for name in ("collapses", "effects", "failed", "skipped"):
         plain = [row if isinstance(row, dict) else vars(row) for row in content[name]]
         if plain:
             files[f"tables/{name}.csv"] = csv_text(list(plain[0]), [list(row.values()) for row in plain])

@@ -13,7 +13,7 @@ import yaml
 from bdcore.collapse import Estimate
 from reports.files import templates
 from reports.measured import Measured, measure
-from reports.tables import connect
+from reports.tables import read
 
 TAGS = ("speculative-decoding", "draft-model", "sparse-kv-cache", "budgetdraft")
 
@@ -21,8 +21,7 @@ TAGS = ("speculative-decoding", "draft-model", "sparse-kv-cache", "budgetdraft")
 def measured_cells(workspace: Path, run_key: str, role: str) -> list[Measured]:
     """The cells of one run that a drafter (`base` or `trained`) drafted in; empty when nothing was measured."""
     try:
-        with connect(workspace) as connection:
-            cells = measure(connection, run_key)
+        cells = read(workspace, lambda connection: measure(connection, run_key), run_key=run_key)
     except FileNotFoundError:
         return []
     return [c for c in cells if c.row["drafter_name"] == role and c.acceptance.value is not None]

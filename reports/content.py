@@ -1,6 +1,7 @@
 """What a report says about one run, as plain values for the templates. All of it comes from rows or from `facts`."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,17 @@ import duckdb
 from bdcore.collapse import MIN_PROMPTS, BudgetEffect, Collapse, budget_effects, collapse_boundaries, headlines
 from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES
 from bdcore.collapse.verdicts import SHARE
+from reports.comparison import beside_paper
 from reports.figures import PHASES, all_figures
 from reports.measured import Measured, measure
-from reports.tables import records
+from reports.tables import CELL_KEYS, records
 
 TEXT_LIMIT = 1500
 """Characters shown of a sample's output."""
-NOT_TABULATED = ("study", "training", "expected_samples")
+FAILURES_SHOWN = 200
+"""Failed samples listed in the report; `tables/failed.csv` has them all."""
+SKIPPED_SHOWN = 5
+NOT_TABULATED = ("study", "training", "expected_samples", "planned", "paper")
 """Keys of `facts` that have a place of their own in the report."""
 
 DEFINITIONS = (
@@ -51,16 +56,19 @@ FROM samples WHERE run_key = ? AND status <> 'ok' ORDER BY ALL
 
 _PAIRS = """
 SELECT m.method, m.corpus, m.workload, m.doc_id, m.context, m.budget, m.gamma, m.exact_match, m.first_mismatch,
-  m.degenerate, m.distinct_4, a.output_text AS ar_text, m.output_text AS method_text
+  m.degenerate, m.distinct_4, a.filename AS ar_file, a.file_row_number AS ar_row,
+  m.filename AS method_file, m.file_row_number AS method_row
 FROM samples m JOIN samples a
   ON a.run_key = m.run_key AND a.method = 'ar' AND a.corpus = m.corpus AND a.workload = m.workload
   AND a.temperature IS NOT DISTINCT FROM m.temperature AND a.context = m.context AND a.doc_id = m.doc_id
-WHERE m.run_key = ? AND m.method <> 'ar' AND m.output_text IS NOT NULL AND a.output_text IS NOT NULL
+WHERE m.run_key = ? AND m.method <> 'ar' AND m.new_tokens IS NOT NULL AND a.new_tokens IS NOT NULL
 QUALIFY row_number() OVER (
   PARTITION BY m.doc_id ORDER BY coalesce(m.exact_match, false), m.method = 'budgetdraft' DESC, m.context DESC,
     m.method, m.budget, m.gamma) = 1
 ORDER BY coalesce(m.exact_match, false), m.degenerate, m.context, m.doc_id LIMIT 3
 """
+
+_TEXT = "SELECT output_text FROM read_parquet(?, file_row_number = true) WHERE file_row_number = ?"
 
 # Every series of the run is wanted on every prompt that any series of its corpus and workload was given.
 _MISSING = """
@@ -83,6 +91,8 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
     effects = budget_effects(c.cell() for c in cells)
     failed = records(connection, _FAILED, [run_key])
     partial = missing(connection, run_key, facts)
+    skipped = records(connection, "SELECT file, reason FROM skipped_files ORDER BY file")
+    paper = beside_paper(connection, run_key, wanted=bool(facts.get("paper")))
     return {
         "study": str(facts.get("study") or "study"),
         "run_key": run_key,
@@ -92,27 +102,34 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "headlines": headlines(collapses),
         "collapses": collapses,
         "effects": effects,
-        "notes": [*partial["notes"], *_notes(cells, failed, collapses, effects)],
+        "notes": [*partial["notes"], *_skipped(skipped), *_notes(cells, failed, collapses, effects)],
         "missing": partial["cells"],
+        "skipped": skipped,
         "frontier": records(connection, _FRONTIER, [run_key]),
         "failed": failed,
-        "pairs": [_cut(pair) for pair in records(connection, _PAIRS, [run_key])],
+        "failures_shown": FAILURES_SHOWN,
+        "pairs": _pairs(connection, run_key),
         "drawings": all_figures(cells, facts.get("training") or {}),
         "phases": list(PHASES.values()),
         "phase_columns": [(f"{phase} (%)", True) for phase in PHASES.values()],
         "phase_rows": _phase_rows(c for c in cells if c.row["workload"] != "replay"),
-        "definitions": DEFINITIONS,
+        "paper": paper,
+        "definitions": [*DEFINITIONS, *([] if paper["shown"] else [paper["note"]])],
         "facts": fact_tables(facts),
     }
 
 
 def missing(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Which cells lack prompts, and a note when the grid is not whole."""
+    """Which cells lack prompts, and a note when the grid is not whole.
+
+    By `planned` where the facts have it; else a cell is missing what other cells of the run have.
+    """
     present = records(connection, "SELECT count(*) AS n FROM samples WHERE run_key = ?", [run_key])[0]["n"]
     expected = facts.get("expected_samples")
     if expected is not None and present >= expected:
         return {"notes": [], "cells": []}
-    cells = records(connection, _MISSING, [run_key])
+    planned = facts.get("planned")
+    cells = _unmeasured(connection, run_key, planned) if planned else records(connection, _MISSING, [run_key])
     if expected is not None:
         note = f"This run is partial: {present} of {expected} samples are there, {expected - present} are missing."
         return {"notes": [note], "cells": cells}
@@ -121,6 +138,28 @@ def missing(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[
     prompts = _count(sum(c["missing"] for c in cells), "prompt")
     note = f"This run is partial: {prompts} of {_count(len(cells), 'cell')} not measured."
     return {"notes": [note], "cells": cells}
+
+
+def _unmeasured(
+    connection: duckdb.DuckDBPyConnection, run_key: str, planned: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The planned cells that have fewer rows than prompts, as many as `missing` of each."""
+    keys = [name for name in CELL_KEYS if name in planned[0]]
+    wanted: Counter[tuple[Any, ...]] = Counter()
+    for cell in planned:
+        wanted[tuple(cell[name] for name in keys)] += cell["prompts"]
+    for row in records(connection, "SELECT * FROM cells WHERE run_key = ?", [run_key]):
+        wanted[tuple(row[name] for name in keys)] -= row["n"] + row["failed"]
+    return [dict(zip(keys, key, strict=True)) | {"missing": count} for key, count in wanted.items() if count > 0]
+
+
+def _skipped(skipped: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not skipped:
+        return []
+    named = "; ".join(f"{row['file']} ({row['reason']})" for row in skipped[:SKIPPED_SHOWN])
+    more = f"; and {len(skipped) - SKIPPED_SHOWN} more" if len(skipped) > SKIPPED_SHOWN else ""
+    what = _count(len(skipped), "damaged file")
+    return [f"{what} left out: {named}{more}. A rerun of the grid measures their prompts again."]
 
 
 def _notes(
@@ -166,13 +205,22 @@ def _phase_rows(cells: Iterable[Measured]) -> list[dict[str, Any]]:
     return found
 
 
-def _cut(pair: dict[str, Any]) -> dict[str, Any]:
-    def cut(text: str) -> str:
-        return (
-            text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]} [... {len(text) - TEXT_LIMIT} more characters]"
-        )
+def _pairs(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[dict[str, Any]]:
+    """Outputs beside those of the verifier alone; the texts are read from the few files that hold them."""
+    found: list[dict[str, Any]] = []
+    for pair in records(connection, _PAIRS, [run_key]):
+        texts = {
+            f"{side}_text": records(connection, _TEXT, [pair[f"{side}_file"], pair[f"{side}_row"]])[0]["output_text"]
+            for side in ("ar", "method")
+        }
+        if None not in texts.values():
+            found.append(pair | {name: _cut(text) for name, text in texts.items()})
+    return found
 
-    return {**pair, "ar_text": cut(pair["ar_text"]), "method_text": cut(pair["method_text"])}
+
+def _cut(text: str) -> str:
+    more = len(text) - TEXT_LIMIT
+    return text if more <= 0 else f"{text[:TEXT_LIMIT]} [... {more} more characters]"
 
 
 def fact_tables(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -7,11 +7,23 @@ from typing import Any
 
 import duckdb
 
-from bdcore.collapse import Cell, Estimate, ratio_of_sums
+from bdcore.collapse import Cell, Estimate, ratios_of_sums
 from reports.tables import CELL_KEYS, records
 
+_RATIOS = (
+    ("accepted", "drafted"),
+    ("sound_accepted", "sound_drafted"),
+    ("far_accepted", "far_rounds"),
+    ("ar_decode_s", "decode_s"),
+    ("ar_wall_s", "wall_s"),
+)
+"""Numerator and denominator of each `Estimate` of `Measured`, in its order."""
+
+# One row per cell, a list over its prompts in each column: cells are few, prompts are many.
 _BY_PROMPT = f"""
-SELECT {", ".join(CELL_KEYS)}, doc_id,
+SELECT {", ".join(CELL_KEYS)},
+  {", ".join(f"list({name} ORDER BY doc_id) AS {name}" for pair in _RATIOS for name in pair)}
+FROM (SELECT {", ".join(CELL_KEYS)}, doc_id,
   sum(accepted) AS accepted, sum(drafted) AS drafted,
   sum(accepted) FILTER (WHERE workload = 'replay' OR NOT degenerate) AS sound_accepted,
   sum(drafted) FILTER (WHERE workload = 'replay' OR NOT degenerate) AS sound_drafted,
@@ -20,7 +32,8 @@ SELECT {", ".join(CELL_KEYS)}, doc_id,
   sum(decode_s) FILTER (WHERE ar_decode_s IS NOT NULL) AS decode_s,
   sum(ar_wall_s) FILTER (WHERE wall_s IS NOT NULL) AS ar_wall_s,
   sum(wall_s) FILTER (WHERE ar_wall_s IS NOT NULL) AS wall_s
-FROM samples WHERE run_key = ? AND status = 'ok' GROUP BY ALL ORDER BY ALL
+FROM samples WHERE run_key = ? AND status = 'ok' GROUP BY ALL)
+GROUP BY ALL
 """
 
 # What may differ between two cells besides method, context, budget and gamma. Shown only where it does differ.
@@ -68,32 +81,18 @@ class Measured:
 def measure(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Measured]:
     """Every cell of a run in reading order: scene, context, `ar` first, method, budget with full last, gamma."""
     rows = records(connection, "SELECT * FROM cells WHERE run_key = ?", [run_key])
-    prompts: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for row in records(connection, _BY_PROMPT, [run_key]):
-        prompts[_key(row)].append(row)
+    prompts = {_key(row): row for row in records(connection, _BY_PROMPT, [run_key])}
     scene, variant = [[n for n in names if _varies(n, rows)] for names in (_SCENE, _VARIANT)]
-    cells = [_measured(row, _label(row, scene), _label(row, variant), prompts[_key(row)]) for row in rows]
+    sums = [prompts.get(_key(row), {}) for row in rows]
+    estimates = iter(ratios_of_sums([(s.get(top, []), s.get(bottom, [])) for s in sums for top, bottom in _RATIOS]))
+    cells = [
+        Measured(row, _label(row, scene), _label(row, variant), *(next(estimates) for _ in _RATIOS)) for row in rows
+    ]
     return sorted(cells, key=_reading_order)
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in CELL_KEYS)
-
-
-def _measured(row: Mapping[str, Any], scene: str, variant: str, prompts: Sequence[Mapping[str, Any]]) -> Measured:
-    def ratio(top: str, bottom: str) -> Estimate:
-        return ratio_of_sums([p[top] for p in prompts], [p[bottom] for p in prompts])
-
-    return Measured(
-        row,
-        scene,
-        variant,
-        ratio("accepted", "drafted"),
-        ratio("sound_accepted", "sound_drafted"),
-        ratio("far_accepted", "far_rounds"),
-        ratio("ar_decode_s", "decode_s"),
-        ratio("ar_wall_s", "wall_s"),
-    )
 
 
 def _reading_order(cell: Measured) -> tuple[Any, ...]:

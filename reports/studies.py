@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bdcore.identity import MANIFEST, canonical_json, read_manifest
-from reports.tables import connect, records
+from reports.tables import read, records
 
 Row = dict[str, Any]
 
@@ -29,8 +29,7 @@ def documents(workspace: Path) -> list[Row]:
 
     Raises FileNotFoundError without results, ValueError when they cannot be read.
     """
-    with connect(workspace) as connection:
-        rows = records(connection, _DRAFTED)
+    rows = read(workspace, lambda connection: records(connection, _DRAFTED))
     keys: dict[str, dict[str, str]] = defaultdict(dict)
     for row in rows:
         keys[row["run_key"]][row["drafter_name"]] = row["drafter_key"]

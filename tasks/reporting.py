@@ -1,6 +1,7 @@
 """Stage 4: the collapse report of a grid."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from bdcore.evaluation.grid import context_facts
+from bdcore.config import Config, DrafterConfig, GridConfig, ModelConfig
+from bdcore.evaluation.grid import cells, context_facts
 from bdcore.identity import digest, exclusive, file_digest, read_manifest, write_manifest
 from bdcore.runtime import environment
 from bdcore.study import Study
@@ -55,7 +57,7 @@ def report_key(study: Study) -> str:
         for p in sorted(study.workspace.samples(study.keys.run).glob("*.parquet"))
     ]
     package = Path(__file__).parent.parent / "reports"
-    code = [(p.name, file_digest(p)) for p in sorted(package.rglob("*")) if p.suffix in (".py", ".j2", ".sql")]
+    code = [(p.name, file_digest(p)) for p in sorted(package.rglob("*")) if p.suffix in (".py", ".j2", ".csv")]
     return digest("report", study.keys.facts(), rows, code)
 
 
@@ -66,6 +68,8 @@ def report_facts(study: Study) -> dict[str, Any]:
     return {
         "study": config.name,
         "expected_samples": context_facts(config.grid)["samples"],
+        "planned": planned(config.grid),
+        "paper": papers_pair(config),
         "runtime": study.runtime.facts(),
         "environment": environment(),
         "keys": keys.facts(),
@@ -74,6 +78,20 @@ def report_facts(study: Study) -> dict[str, Any]:
         "training": {role: _log(workspace.drafter(key)) for role, key in drafters.items()},
         "config": config.model_dump(mode="json"),
     }
+
+
+def planned(grid: GridConfig) -> list[dict[str, Any]]:
+    """The cells of the grid on each of its corpora, with their number of prompts."""
+    return [
+        {**asdict(cell), "corpus": corpus.source, "prompts": grid.prompts}
+        for corpus in grid.corpus
+        for cell in cells(grid)
+    ]
+
+
+def papers_pair(config: Config) -> bool:
+    """Whether verifier and drafter are the paper's, which are the defaults."""
+    return (config.verifier, config.drafter) == (ModelConfig(), DrafterConfig())
 
 
 def _made(directory: Path) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from bdcore.collapse.breakeven import (
     tokens_per_round,
 )
 from bdcore.collapse.cells import Cell
-from bdcore.collapse.intervals import MIN_PROMPTS, Estimate, ratio_of_sums
+from bdcore.collapse.intervals import MIN_PROMPTS, Estimate
 from bdcore.collapse.monotone import Monotonicity, monotonicity
 from bdcore.collapse.pairing import difference, quotient
 from bdcore.collapse.permutation import Permutation, permutation_test
+from bdcore.collapse.ratios import ratio_of_sums, ratios_of_sums
 from bdcore.collapse.sensitivity import Sensitivity, budget_sensitivity
 from bdcore.collapse.speedups import SpeedupCollapse, speedup_boundaries
 from bdcore.collapse.survival import Group, Survival, by_label, by_position
@@ -59,6 +60,7 @@ __all__ = [
     "permutation_test",
     "quotient",
     "ratio_of_sums",
+    "ratios_of_sums",
     "speedup_boundaries",
     "tokens_per_round",
 ]

@@ -42,40 +42,6 @@ class Estimate:
     """Which bootstrap gave the interval: `BCa`, `percentile` or `basic`."""
 
 
-def ratio_of_sums(
-    numerators: Sequence[float | None],
-    denominators: Sequence[float | None],
-    *,
-    confidence: float = CONFIDENCE,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Estimate:
-    """sum(numerators) / sum(denominators), one pair per prompt, with its bootstrap interval.
-
-    Pairs with a None, and pairs of two zeros (a prompt that drafted nothing), add nothing and are not counted in `n`.
-    """
-    pairs = [
-        (float(a), float(b))
-        for a, b in zip(numerators, denominators, strict=True)
-        if a is not None and b is not None and (a or b)
-    ]
-    top = np.array([a for a, _ in pairs], dtype=np.float64)
-    bottom = np.array([b for _, b in pairs], dtype=np.float64)
-    if _no_spread(top, bottom):
-        value = float(top.sum() / bottom.sum()) if bottom.sum() else None
-        return Estimate(value, None, None, len(pairs))
-    return estimate(_ratio, (top, bottom), confidence=confidence, resamples=resamples, seed=seed)
-
-
-def _no_spread(top: Floats, bottom: Floats) -> bool:
-    """Every prompt has the pooled ratio: resampling cannot see how far the next prompt would be from it."""
-    return bool(np.allclose(top * bottom.sum(), bottom * top.sum(), rtol=1e-9, atol=0.0))
-
-
-def _ratio(top: Floats, bottom: Floats, axis: int = -1) -> Floats:
-    return top.sum(axis=axis) / bottom.sum(axis=axis)
-
-
 def estimate(
     statistic: Statistic,
     columns: Sequence[Floats],

@@ -3,8 +3,9 @@
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate, ratio_of_sums
+from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate
 from bdcore.collapse.pairing import Sums
+from bdcore.collapse.ratios import ratio_of_sums
 
 
 @dataclass(frozen=True)

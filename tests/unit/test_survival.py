@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bdcore.collapse import by_label, by_position
-from bdcore.collapse.intervals import ratio_of_sums
+from bdcore.collapse.ratios import ratio_of_sums
 
 ACCEPTANCE = [0.9, 0.3, 0.8, 0.6]
 

@@ -1,0 +1,135 @@
+"""Ratios of sums over prompts with their intervals, many of them from the same resamples.
+
+Legend: R resamples, N prompts, K ratios.
+"""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate, Floats
+
+_TOGETHER = 256
+"""Ratios that share their resamples: what bounds the memory of a grid of many cells."""
+_DRAWN = 2**21
+"""Prompts drawn at a time: what bounds the memory of a grid of many prompts."""
+
+Ints = NDArray[np.int64]
+Values = Sequence[float | None]
+"""One per prompt."""
+
+_bootstrap: Callable[..., Any] = stats.bootstrap
+
+
+def ratio_of_sums(
+    numerators: Values,
+    denominators: Values,
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Estimate:
+    """sum(numerators) / sum(denominators), one pair per prompt, with its bootstrap interval.
+
+    Pairs with a None, and pairs of two zeros (a prompt that drafted nothing), add nothing and are not counted in `n`.
+    """
+    return ratios_of_sums([(numerators, denominators)], confidence=confidence, resamples=resamples, seed=seed)[0]
+
+
+def ratios_of_sums(
+    ratios: Sequence[tuple[Values, Values]],
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> list[Estimate]:
+    """`ratio_of_sums` of each (numerators, denominators): the same estimates, drawn once for ratios of equally many
+    prompts. Over 800 prompts that makes a hundred of them forty times as fast.
+    """
+    sums = [_pairs(*ratio) for ratio in ratios]
+    found = [_point(*pair) for pair in sums]
+    equal: dict[int, list[int]] = defaultdict(list)
+    for i, (estimate, pair) in enumerate(zip(found, sums, strict=True)):
+        if estimate.value is not None and estimate.n > 1 and not _no_spread(*pair):
+            equal[estimate.n].append(i)
+    for group in equal.values():
+        for some in (group[start : start + _TOGETHER] for start in range(0, len(group), _TOGETHER)):
+            bounds = _bounds([sums[i] for i in some], confidence, resamples, seed)
+            for i, (low, high, kind) in zip(some, bounds, strict=True):
+                found[i] = replace(found[i], low=low, high=high, kind=kind)
+    return found
+
+
+def _pairs(numerators: Values, denominators: Values) -> tuple[Floats, Floats]:
+    """What contributes to a ratio: two arrays (N,)."""
+    pairs = [
+        (float(a), float(b))
+        for a, b in zip(numerators, denominators, strict=True)
+        if a is not None and b is not None and (a or b)
+    ]
+    pairs_N2 = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return pairs_N2[:, 0], pairs_N2[:, 1]
+
+
+def _point(top_N: Floats, bottom_N: Floats) -> Estimate:
+    below = float(bottom_N.sum())
+    return Estimate(None if below == 0.0 else float(top_N.sum() / below), None, None, len(top_N))
+
+
+def _no_spread(top_N: Floats, bottom_N: Floats) -> bool:
+    """Every prompt has the pooled ratio: resampling cannot see how far the next prompt would be from it."""
+    return bool(np.allclose(top_N * bottom_N.sum(), bottom_N * top_N.sum(), rtol=1e-9, atol=0.0))
+
+
+def _statistic(pairs: Sequence[tuple[Floats, Floats]]) -> Callable[..., Floats]:
+    """Ratios (K, R) of drawn prompts (R, N). How often each was drawn, times the sums, is one product for them all."""
+    n, k = len(pairs[0][0]), len(pairs)
+    sums_NC = np.stack([*(top for top, _ in pairs), *(bottom for _, bottom in pairs)], axis=1)
+
+    def ratios(drawn: Ints, axis: int = -1) -> Floats:
+        drawn_RN = drawn.reshape(-1, drawn.shape[axis])
+        places = drawn_RN + n * np.arange(len(drawn_RN))[:, None]
+        times_RN = np.bincount(places.ravel(), minlength=n * len(drawn_RN)).reshape(-1, n)
+        totals_CR = (times_RN.astype(np.float64) @ sums_NC).T
+        return (totals_CR[:k] / totals_CR[k:]).reshape(k, *drawn.shape[:-1])
+
+    return ratios
+
+
+def _bounds(
+    pairs: Sequence[tuple[Floats, Floats]], confidence: float, resamples: int, seed: int
+) -> list[tuple[float | None, float | None, str | None]]:
+    """The interval of each ratio and its kind: BCa, percentile where that is undefined (no bias or acceleration), or
+    none (a resample of 0 / 0).
+    """
+    n = len(pairs[0][0])
+    how: dict[str, Any] = {"vectorized": True, "confidence_level": confidence, "batch": max(1, _DRAWN // n)}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        data, statistic = (np.arange(n),), _statistic(pairs)
+        rng = np.random.default_rng(seed)
+        first = _bootstrap(data, statistic, n_resamples=resamples, method="BCa", rng=rng, **how)
+        again = _bootstrap(data, statistic, n_resamples=0, method="percentile", bootstrap_result=first, **how)
+    found = [(*_ends(result, len(pairs)), kind) for result, kind in ((first, "BCa"), (again, "percentile"))]
+    return [
+        next(
+            ((float(low[i]), float(high[i]), kind) for low, high, kind in found if _legal(low[i], high[i])),
+            (None, None, None),
+        )
+        for i in range(len(pairs))
+    ]
+
+
+def _ends(result: Any, count: int) -> tuple[Floats, Floats]:
+    interval = result.confidence_interval
+    return np.broadcast_to(interval.low, count), np.broadcast_to(interval.high, count)
+
+
+def _legal(low: float, high: float) -> bool:
+    return bool(np.isfinite([low, high]).all()) and low < high
