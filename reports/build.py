@@ -9,6 +9,7 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from bdcore.collapse import Estimate
+from reports.analysis import Shown, plain
 from reports.content import gather
 from reports.files import csv_text, templates, write_text
 from reports.measured import Measured, measure, summary
@@ -54,6 +55,8 @@ def _tables(connection: duckdb.DuckDBPyConnection, run_key: str, content: Mappin
             columns, found = fetch(connection, f"SELECT * FROM {view} WHERE run_key = ? ORDER BY ALL", [run_key])
             if found:
                 files[f"tables/{view}.csv"] = csv_text(columns, found)
+    for section in content["analysis"]:
+        files[f"tables/{section.name}.csv"] = csv_text(*plain(section))
     for name in ("collapses", "effects", "failed", "skipped"):
         plain = [row if isinstance(row, dict) else vars(row) for row in content[name]]
         if plain:
@@ -73,7 +76,7 @@ def _environment() -> Environment:
         "preformatted": lambda text: Markup(str(escape(text)).replace("\n", "&#10;")),
         "md": lambda value: " ".join(str(value).split()).replace("|", "\\|"),
     }
-    environment.tests["drafting"] = _drafts
+    environment.tests |= {"drafting": _drafts, "shown": lambda value: isinstance(value, Shown)}
     return environment
 
 

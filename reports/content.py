@@ -10,6 +10,8 @@ import duckdb
 from bdcore.collapse import MIN_PROMPTS, BudgetEffect, Collapse, budget_effects, collapse_boundaries, headlines
 from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES
 from bdcore.collapse.verdicts import SHARE
+from reports.analysis import analyse
+from reports.charts import analysis_figures
 from reports.comparison import beside_paper
 from reports.figures import PHASES, all_figures
 from reports.measured import Measured, measure
@@ -92,6 +94,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
     failed = records(connection, _FAILED, [run_key])
     partial = missing(connection, run_key, facts)
     skipped = records(connection, "SELECT file, reason FROM skipped_files ORDER BY file")
+    analysis = analyse(connection, run_key)
     paper = beside_paper(connection, run_key, wanted=bool(facts.get("paper")))
     return {
         "study": str(facts.get("study") or "study"),
@@ -109,7 +112,11 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "failed": failed,
         "failures_shown": FAILURES_SHOWN,
         "pairs": _pairs(connection, run_key),
-        "drawings": all_figures(cells, facts.get("training") or {}),
+        "drawings": [
+            *all_figures(cells, facts.get("training") or {}),
+            *analysis_figures(cells, analysis.swaps, analysis.worth),
+        ],
+        "analysis": analysis.sections,
         "phases": list(PHASES.values()),
         "phase_columns": [(f"{phase} (%)", True) for phase in PHASES.values()],
         "phase_rows": _phase_rows(c for c in cells if c.row["workload"] != "replay"),

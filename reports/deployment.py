@@ -7,20 +7,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import duckdb
+
 from bdcore.collapse.recommend import Option, Recommendation, Setting, recommend
 from reports.measured import Measured, measure
-from reports.tables import connect, records
+from reports.tables import read, records
 
 
 def recommended(
     workspace: Path, *, context: int, memory: int, batch: int = 1, run_key: str | None = None
 ) -> Recommendation:
     """The setting that the timed rows of a workspace, or of one run, speak for."""
-    with connect(workspace) as connection:
+
+    def measured(connection: duckdb.DuckDBPyConnection) -> list[Measured]:
         found = [row["run_key"] for row in records(connection, "SELECT DISTINCT run_key FROM samples ORDER BY ALL")]
-        if run_key is not None and run_key not in found:
-            raise FileNotFoundError(f"run_key = {run_key}: no results in {workspace}; run the study first")
-        cells = [cell for key in ([run_key] if run_key else found) for cell in measure(connection, key)]
+        return [cell for key in found for cell in measure(connection, key)]
+
+    cells = read(workspace, measured, run_key=run_key)
     return recommend(list(options(cells)), context=context, memory=memory, batch=batch)
 
 

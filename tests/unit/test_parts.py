@@ -2,7 +2,6 @@
 is missing."""
 
 import json
-import os
 import threading
 from pathlib import Path
 
@@ -204,7 +203,7 @@ def test_reading_while_a_grid_writes(workspace, tmp_path):
     finally:
         stop.set()
         writer.join()
-    assert not [name for name in os.listdir(folder) if name.endswith(".partial")]
+    assert not [path for path in Path(folder).iterdir() if path.name.endswith(".partial")]
 
 
 # --- what is missing
