@@ -65,7 +65,7 @@ def _worth(connection: duckdb.DuckDBPyConnection, run_key: str, series: Sequence
     return worth(connection, run_key, series) if "positions" in known else []
 
 
-def plain(section: Section) -> tuple[list[str], list[list[Any]]]:
+def as_csv(section: Section) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows for CSV: an estimate becomes its value, the ends of its interval, and n."""
     shown = [any(isinstance(row[i], Shown) for row in section.rows) for i in range(len(section.columns))]
     columns = [

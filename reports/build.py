@@ -9,7 +9,7 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from bdcore.collapse import Estimate
-from reports.analysis import Shown, plain
+from reports.analysis import Shown, as_csv
 from reports.content import gather
 from reports.files import csv_text, templates, write_text
 from reports.measured import Measured, measure, summary
@@ -56,7 +56,7 @@ def _tables(connection: duckdb.DuckDBPyConnection, run_key: str, content: Mappin
             if found:
                 files[f"tables/{view}.csv"] = csv_text(columns, found)
     for section in content["analysis"]:
-        files[f"tables/{section.name}.csv"] = csv_text(*plain(section))
+        files[f"tables/{section.name}.csv"] = csv_text(*as_csv(section))
     for name in ("collapses", "effects", "failed", "skipped"):
         plain = [row if isinstance(row, dict) else vars(row) for row in content[name]]
         if plain:
