@@ -1,6 +1,7 @@
 """The console script `budgetdraft`. Each command imports the heavy libraries it needs, so `--help` is quick."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -41,12 +42,16 @@ LimitOption = Annotated[int | None, typer.Option(help="Prompts per context at mo
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """User errors end in one line and exit code 2; a flow that failed ends in one line and exit code 1."""
+    told = logging.StreamHandler(sys.stderr)  # what the reading of rows has to say, such as a damaged file
+    logging.getLogger("reports").addHandler(told)
     try:
         yield
     except (ConfigError, FileNotFoundError) as error:
         _fail(str(error), 2)
     except ValueError as error:
         _fail(str(error), 2)
+    finally:
+        logging.getLogger("reports").removeHandler(told)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -116,7 +116,7 @@ def read(workspace: Path, work: Callable[[duckdb.DuckDBPyConnection], T], *, run
             with connect(parts, run_key) as connection:
                 result = work(connection)
         except duckdb.Error as error:
-            culprit = parts.named_in(str(error))
+            culprit = parts.named_in(str(error)) or unreadable(parts)
             if culprit is None or culprit in left_out:
                 raise
             if culprit.exists():
@@ -129,6 +129,17 @@ def read(workspace: Path, work: Callable[[duckdb.DuckDBPyConnection], T], *, run
             for path, reason in parts.skipped.items():
                 _log.warning("%s is left out: %s", path, reason)
             return result
+
+
+def unreadable(parts: Parts) -> Path | None:
+    """The first file whose rows cannot be read, where DuckDB's error names none."""
+    with duckdb.connect() as connection:
+        for path in (path for paths in parts.files.values() for path in paths):
+            try:
+                connection.execute("SELECT count(COLUMNS(*)) FROM read_parquet(?)", [path.as_posix()])
+            except duckdb.Error:
+                return path
+    return None
 
 
 def connect(parts: Parts, run_key: str | None = None) -> duckdb.DuckDBPyConnection:

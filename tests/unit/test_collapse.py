@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bdcore.collapse import Cell, Estimate, budget_effects, collapse_boundaries, headlines, intervals, ratio_of_sums
+from bdcore.collapse import Cell, Estimate, budget_effects, collapse_boundaries, headlines, ratio_of_sums, ratios
 
 
 def known(value: float | None, n: int = 8, width: float = 0.05) -> Estimate:
@@ -59,7 +59,7 @@ def test_no_interval_where_none_is_known(top, bottom, value, n):
 
 
 def test_percentile_where_bca_is_undefined(monkeypatch):
-    real = intervals._bootstrap
+    real = ratios._bootstrap
 
     def undefined_bca(data, statistic, **options):
         result = real(data, statistic, **options)
@@ -67,7 +67,7 @@ def test_percentile_where_bca_is_undefined(monkeypatch):
             result.confidence_interval = type(result.confidence_interval)(math.nan, math.nan)
         return result
 
-    monkeypatch.setattr(intervals, "_bootstrap", undefined_bca)
+    monkeypatch.setattr(ratios, "_bootstrap", undefined_bca)
     estimate = ratio_of_sums([1, 2, 3, 4, 5], [10, 10, 10, 10, 10])
     assert estimate.kind == "percentile"
     assert estimate.low < 0.3 < estimate.high

@@ -234,7 +234,8 @@ def test_a_context_that_was_never_begun_is_missing(workspace, tmp_path):
         "budgetdraft | stdlib | greedy | 4096 | 128 | attention_mass | absolute | 4 | 6",
     ):
         assert f"| {line} |" in text
-    assert text.count("| greedy | 4096 |") == 6 and "| greedy | 1024 |" not in text
+    missing = text.split("## Prompts not measured")[1].split("\n## ")[0]
+    assert missing.count("| greedy | 4096 |") == 6 and "| greedy | 1024 |" not in missing
 
 
 def test_a_document_whose_only_file_is_damaged_is_missing_and_the_file_is_named(workspace, tmp_path):
@@ -258,7 +259,7 @@ def test_a_failed_sample_is_failed_and_not_missing(workspace, tmp_path):
     store(workspace, rows)
     facts = {"planned": planned_study(), "expected_samples": len(grid())}
     text = build_report(workspace, RUN, tmp_path / "out", facts=facts)["report.md"].read_text()
-    assert "18 samples failed" in text and "partial" not in text and "not measured" not in text.split("## The paper")[0]
+    assert "18 samples failed" in text and "This run is partial" not in text and "## Prompts not measured" not in text
 
 
 def test_many_failures_are_counted_and_the_first_are_shown(workspace, tmp_path):

@@ -123,11 +123,12 @@ def replayed(**changes: Any) -> dict[str, Any]:
 
 def rounds(matches: list[tuple[int, int]], cell_key: str = "cell") -> list[dict[str, Any]]:
     """ROUNDS rows of (drafted, accepted)."""
-    same = {
+    same = dict.fromkeys(ROUNDS.names) | {
         "run_key": RUN,
         "cell_key": cell_key,
         "doc_id": "doc-0",
         "method": "budgetdraft",
+        "workload": "greedy",
         "context": 1024,
         "budget": 64,
         "gamma": 4,
@@ -442,7 +443,7 @@ def test_report_is_well_formed_and_holds_every_figure(report):
         Page(alone)
         assert 'xmlns="http://www.w3.org/2000/svg"' in alone
     drawings = [attrs for tag, attrs in page.elements if tag == "svg"]
-    assert len(drawings) == 5
+    assert len(drawings) == 6
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in drawings)
     tables = sum(tag == "table" for tag, _ in page.elements)
     assert tables == sum(tag == "caption" for tag, _ in page.elements) > 6

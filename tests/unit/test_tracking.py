@@ -146,6 +146,8 @@ def test_undefined_values_are_tagged_and_never_numbers(tracker, key):
 
 def test_cell_without_drafted_tokens_is_tagged_and_not_found_by_a_comparison(tracker, key, monkeypatch):
     cell = {
+        "drafter_name": "trained",
+        "drafter_key": "t",
         "setting": "",
         "workload": "greedy",
         "budget": 64,
@@ -155,6 +157,8 @@ def test_cell_without_drafted_tokens_is_tagged_and_not_found_by_a_comparison(tra
         "decode_speedup": None,
     }
     ar = {
+        "drafter_name": None,
+        "drafter_key": None,
         "setting": "",
         "workload": "greedy",
         "method": "ar",
