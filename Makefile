@@ -27,8 +27,8 @@ demo: setup ## the main job with configs/quick.yaml: a drafter, its grid, a repo
 	$(BIN)/budgetdraft run configs/quick.yaml
 
 test: setup ## the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n $(CORES)
-	$(BIN)/python -m pytest tests/flows tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/flows tests/unit -n $(CORES) --dist loadfile
+	$(BIN)/python -m pytest tests/e2e
 
 lint: setup ## ruff, types of bdcore, and which package may import which
 	$(BIN)/ruff check .
