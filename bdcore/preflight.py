@@ -9,7 +9,7 @@ from typing import Any
 
 from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig
 from bdcore.documents import Document, check_corpus, load_documents
-from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, WRITTEN, cells, unused_exclusions
+from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, cells, unused_exclusions, writes
 from bdcore.evaluation.texts import documents_of, prompts_of
 from bdcore.kv.budget import keys_within
 from bdcore.models.loading import check_model, check_vocabulary, load_tokenizer
@@ -110,9 +110,7 @@ def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
     seed = seed_for(config.seed, "grid")
     with _named(f"{_longest(grid)} = {grid.longest}"):
         documents_of(grid, found.corpora, tokenizer, seed)
-    if any(w in WRITTEN for w in grid.workloads) and any(
-        d.question for d in found.evaluation
-    ):  # the smallest has least room for one
+    if writes(grid) and any(d.question for d in found.evaluation):  # the smallest context has least room for one
         with _named("grid.contexts"):
             prompts_of(grid, found.corpora, tokenizer, seed, min(grid.contexts))
     for source in grid.drafters.values():

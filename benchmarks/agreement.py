@@ -12,7 +12,6 @@ Needs studies whose drafters are trained (`budgetdraft run CONFIG --stage traini
 """
 
 import argparse
-import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from bdcore.models.loading import load_model, load_tokenizer, materialise, quiet
 from bdcore.models.stepper import Stepper
 from bdcore.study import Study, open_study
 from bdcore.targets.generate import forced
+from reports.files import csv_of, write_text
 
 BLOCK = 32
 TABLES = "encodings/"
@@ -66,7 +66,7 @@ def choices(drafter: Drafter, study: Study, ids: list[int], view: View) -> list[
     for start in range(0, len(ids), BLOCK):
         stepper.fit()
         best = stepper.feed(ids[start : start + BLOCK])[0].argmax(-1)
-        said += (best if drafter.ids is None else drafter.ids[best]).tolist()
+        said += drafter.to_ids(best).tolist()
     return said
 
 
@@ -123,7 +123,11 @@ def drafters(study: Study, names: Iterable[str]) -> Iterator[tuple[str, str, Dra
             raise SystemExit(f"{study.config.name}: drafter {key} is not trained; run `budgetdraft run` on it first")
         with quiet():
             vocab = study.inputs.verifier.vocab
-            yield name, key, load_drafter(str(folder), verifier_vocab=vocab, dtype=torch.float32, device="cpu")
+            yield (
+                name,
+                key,
+                load_drafter(str(folder), verifier_vocab=vocab, dtype=torch.float32, device=study.runtime.device),
+            )
 
 
 Table = dict[tuple[str, str, str, str], list[tuple[int, int]]]
@@ -186,11 +190,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     for study, wanted in zip(studies, names, strict=True):
         table |= measure(study, wanted, views, options.contexts, measured)
     found = rows(table, options.reference)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in found for key in row)))
-        writer.writeheader()
-        writer.writerows(found)
+    write_text(options.out, csv_of(found))
     return found
 
 

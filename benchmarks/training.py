@@ -8,7 +8,6 @@ drafter are made: `budgetdraft run CONFIG` makes them, also when it is stopped d
 """
 
 import argparse
-import csv
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from bdcore.training.batches import split_validation
 from bdcore.training.checkpoint import Checkpoints
 from bdcore.training.loop import Stage, train
 from bdcore.training.validation import held_out_batches, validate
+from reports.files import csv_of, write_text
 
 SCHEMES: dict[str, dict[str, Any]] = {
     # One continuation of 256 tokens after the prefix, read without gradients; both losses on it.
@@ -129,11 +129,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     for row in rows:
         row["ratio_to_paper"] = row["tokens_per_s"] / paper if paper and "tokens_per_s" in row else None
         print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_text(options.out, csv_of(rows))
     return rows
 
 

@@ -35,7 +35,7 @@ from bdcore.collapse.budgets import budget_table
 from bdcore.collapse.intervals import CONFIDENCE, LEVEL, estimate
 from bdcore.collapse.pairing import Sums
 from bdcore.collapse.sensitivity import range_by_mean
-from reports.files import csv_text, write_text
+from reports.files import csv_of, write_text
 
 DOCUMENTS = (4, 8, 16, 32)
 DRAFTED, CONCENTRATION = 16, 6.0
@@ -250,7 +250,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
         for documents in options.documents:
             rows += measure(case, documents, options.repeats)
         print(f"{time.process_time() - start:5.0f} s of CPU time: {case.truth}", file=sys.stderr, flush=True)
-    write_text(options.out, csv_text(list(rows[0]), ([*row.values()] for row in rows)))
+    write_text(options.out, csv_of(rows))
     print(markdown(rows))
     return rows
 

@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from bdcore.evaluation.grid import REPLAY, WRITTEN
+from bdcore.evaluation.grid import REPLAY, writes
 from bdcore.study import Study, study_for
 from tasks.evaluation import GridInputs, GridSlice, finish_grid, measure_context, measure_replay
 from tasks.progress import ArtifactRef
@@ -41,8 +41,7 @@ def evaluation(
 
 def _measured(study: Study, found: GridInputs) -> list[GridSlice]:
     grid = study.config.grid
-    written = any(workload in grid.workloads for workload in WRITTEN)
-    slices = [measure_context(study, found, context) for context in grid.contexts if written]
+    slices = [measure_context(study, found, context) for context in grid.contexts if writes(grid)]
     return [*slices, measure_replay(study, found)] if REPLAY in grid.workloads else slices
 
 

@@ -7,7 +7,7 @@ import torch
 
 from bdcore.config import OWN_DRAFTERS, Config, ConfigError, GridConfig, TrainingConfig
 from bdcore.decoding.methods import SELF
-from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, WRITTEN, Cell, cells
+from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, WRITTEN, Cell, cells, writes
 from bdcore.evaluation.replay import all_positions
 from bdcore.identity import read_manifest
 from bdcore.keys import Keys, study_keys
@@ -162,7 +162,7 @@ def _seconds(config: Config, runtime: Runtime, verifier: ModelShape, drafter: Mo
     size = 4 if runtime.grid_dtype == "float32" else 2
     step = size * verifier.parameters / bandwidth
     written = [c for c in cells(grid) if c.workload in WRITTEN]
-    prefill = sum(verifier.flops(c, c // 2) for c in grid.contexts) / flops if _writes(grid) else 0
+    prefill = sum(verifier.flops(c, c // 2) for c in grid.contexts) / flops if writes(grid) else 0
     # `ar` runs again beside every few cells; what the verifier drafts for itself costs a step of its own.
     decoding = (
         sum((1 + c.gamma * (c.drafter == SELF)) * (1 + 1 / grid.ar_every) for c in written) * grid.new_tokens * step
@@ -193,11 +193,7 @@ def _replay_seconds(grid: GridConfig, verifier: ModelShape, drafter: ModelShape,
 
 def _longest(grid: GridConfig) -> int:
     """Most tokens in the verifier's cache."""
-    return max(grid.longest, max(grid.contexts) + (grid.new_tokens if _writes(grid) else 0))
-
-
-def _writes(grid: GridConfig) -> bool:
-    return any(workload in WRITTEN for workload in grid.workloads)
+    return max(grid.longest, max(grid.contexts) + (grid.new_tokens if writes(grid) else 0))
 
 
 def _sequences(stage: TrainingConfig) -> int:

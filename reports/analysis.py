@@ -48,7 +48,7 @@ class Analysis:
 
 def analyse(connection: duckdb.DuckDBPyConnection, run_key: str) -> Analysis:
     series = per_document(connection, run_key)
-    swaps, paying = attributions(series), _worth(connection, run_key, series)
+    swaps, paying = attributions(series), worth(connection, run_key, series)
     made = [
         _attribution(swaps),
         _ceilings(series),
@@ -58,11 +58,6 @@ def analyse(connection: duckdb.DuckDBPyConnection, run_key: str) -> Analysis:
         _break_even(paying),
     ]
     return Analysis([section for section in made if section.rows], swaps, paying)
-
-
-def _worth(connection: duckdb.DuckDBPyConnection, run_key: str, series: Sequence[Any]) -> list[Worth]:
-    known = {row[0] for row in connection.execute("SHOW TABLES").fetchall()}
-    return worth(connection, run_key, series) if "positions" in known else []
 
 
 def as_csv(section: Section) -> tuple[list[str], list[list[Any]]]:

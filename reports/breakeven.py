@@ -19,7 +19,7 @@ from bdcore.collapse import (
     largest_cost_ratio,
 )
 from reports.series import SCENE, Series, aligned, grouped, scene_of
-from reports.tables import CELL_KEYS, records
+from reports.tables import CELL_KEYS, names_known, records
 
 _SETTING = (*SCENE, "method", "drafter_name", "context", "budget", "policy", "position_mode", "gamma_mode", "refresh")
 
@@ -58,6 +58,9 @@ class Worth:
 
 
 def worth(connection: duckdb.DuckDBPyConnection, run_key: str, series: Sequence[Series]) -> list[Worth]:
+    """Empty where no round was recorded."""
+    if "positions" not in names_known(connection):
+        return []
     costs = {_key(row): row for row in records(connection, _COSTS, [run_key])}
     conditional: dict[str, list[float | None]] = defaultdict(list)
     for row in records(connection, _POSITIONS, [run_key]) if costs else []:

@@ -12,7 +12,8 @@ from bdcore.collapse import (
     monotonicity,
     permutation_test,
 )
-from reports.series import FULL_BUDGET, SCENE, SELF, Series, aligned, grouped, scene_of, with_full
+from bdcore.schema import FULL_BUDGET
+from reports.series import SCENE, SELF, Series, aligned, grouped, scene_of, with_full
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from markupsafe import Markup, escape
 from bdcore.collapse import Estimate
 from reports.analysis import Shown, as_csv
 from reports.content import gather
-from reports.files import csv_text, templates, write_text
+from reports.files import csv_of, csv_text, templates, write_text
 from reports.measured import Measured, measure, summary
-from reports.tables import fetch, read, records
+from reports.tables import fetch, names_known, read
 
 _VIEWS = (
     *("cells", "speedups", "frontier", "positions", "authors_scores"),
@@ -48,8 +48,8 @@ def summary_rows(workspace: Path, run_key: str) -> list[dict[str, Any]]:
 
 def _tables(connection: duckdb.DuckDBPyConnection, run_key: str, content: Mapping[str, Any]) -> dict[str, str]:
     rows = summary(content["cells"])
-    files = {"tables/summary.csv": csv_text(list(rows[0]), [list(row.values()) for row in rows])}
-    known = {row["name"] for row in records(connection, "SHOW TABLES")}
+    files = {"tables/summary.csv": csv_of(rows)}
+    known = names_known(connection)
     for view in _VIEWS:
         if view in known:
             columns, found = fetch(connection, f"SELECT * FROM {view} WHERE run_key = ? ORDER BY ALL", [run_key])
@@ -60,7 +60,7 @@ def _tables(connection: duckdb.DuckDBPyConnection, run_key: str, content: Mappin
     for name in ("collapses", "effects", "failed", "skipped"):
         plain = [row if isinstance(row, dict) else vars(row) for row in content[name]]
         if plain:
-            files[f"tables/{name}.csv"] = csv_text(list(plain[0]), [list(row.values()) for row in plain])
+            files[f"tables/{name}.csv"] = csv_of(plain)
     return files
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -11,6 +10,7 @@ from bdcore.collapse import Estimate
 from reports.breakeven import Worth
 from reports.figures import DASHES, MARKERS, MAX_PANELS, PALETTE
 from reports.measured import Measured
+from reports.panels import budget_label, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style
 from reports.swaps import Swaps
 
@@ -119,12 +119,9 @@ def _lines(
     caption: str,
     level: float | None,
 ) -> Drawing:
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(3.4 * columns + 2.4, 3.1 * rows + 0.4), layout="constrained")
-    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
+    figure, axes = panel_row(len(panels))
     told: list[str] = []
-    for ax, (panel, cells) in zip(axes, panels, strict=False):
+    for ax, (panel, cells) in zip(axes, panels, strict=True):
         for i, (method, budget) in enumerate(lines):
             here = [c for c in cells if c.name == method and budget in (None, c.row["budget"])]
             told += _line(ax, sorted(here, key=x_of), x_of, y_of, i, method, budget, panel)
@@ -136,12 +133,9 @@ def _lines(
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xlabel(xlabel)
         ax.set_title(panel)
-    for unused in axes[len(panels) :]:
-        unused.set_axis_off()
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel(ylabel)
-    found = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(found.values()), list(found), loc="outside right upper", handlelength=3.2)
+    legend_beside(figure, axes)
     figure.suptitle(title)
     return draw(figure, name=name, title=title, alt="Line chart. " + "; ".join(told) + ".", caption=caption)
 
@@ -199,23 +193,20 @@ def break_even_map(worth: Sequence[Worth]) -> Drawing | None:
 
 
 def _map(ax: Axes, group: Sequence[Worth]) -> list[str]:
-    contexts = sorted({w.context for w in group})
-    budgets = sorted({w.budget for w in group}, key=lambda b: (b < 0, b))
-    values, told = np.full((len(budgets), len(contexts)), np.nan), list[str]()
-    for (y, budget), (x, context) in ((a, b) for a in enumerate(budgets) for b in enumerate(contexts)):
-        here = [w for w in group if (w.budget, w.context) == (budget, context)]
-        if here:
-            best = max(here, key=lambda w: max(v for g, v in w.predicted.items() if g))
-            values[y, x] = max(v for g, v in best.predicted.items() if g)
-            ink = "#ffffff" if values[y, x] < 1.0 else "#000000"
-            ax.text(x + 0.5, y + 0.5, f"{values[y, x]:.2f} ({best.best})", ha="center", va="center", color=ink)
-            name = "full" if budget < 0 else str(budget)
-            told.append(f"{best.method}, {context} x {name}: {values[y, x]:.2f}, gamma {best.best}")
-    ax.pcolormesh(values, cmap="cividis", vmin=0.5, vmax=1.5, edgecolors="none")
-    ax.set_xticks(np.arange(len(contexts)) + 0.5, [str(c) for c in contexts])
-    ax.set_yticks(np.arange(len(budgets)) + 0.5, ["full" if b < 0 else str(b) for b in budgets])
-    ax.set_xlabel("context (tokens)")
-    ax.set_ylabel("budget (keys)")
+    best: dict[tuple[int, int], Worth] = {}
+    for one in group:
+        place = one.context, one.budget
+        best[place] = max((w for w in (best.get(place), one) if w), key=_fastest)
+    told = [
+        f"{w.method}, {context} x {budget_label(budget)}: {_fastest(w):.2f}, gamma {w.best}"
+        for (context, budget), w in best.items()
+    ]
+    fields = {place: (_fastest(w), f"{_fastest(w):.2f} ({w.best})") for place, w in best.items()}
+    heat_map(ax, fields, low=0.5, high=1.5)
     ax.set_title(f"{group[0].method}\n{group[0].scene}")
-    ax.grid(visible=False)
     return told
+
+
+def _fastest(found: Worth) -> float:
+    """Expected speedup at the best draft length that is not 0."""
+    return max(value for gamma, value in found.predicted.items() if gamma)

@@ -9,20 +9,20 @@ import duckdb
 
 from bdcore.collapse import Group, by_label
 from bdcore.collapse.pairing import Sums
-from reports.tables import records
+from reports.tables import names_known, records
 
 # First drafts alone, at the smallest gamma: one position of a replay is one trial, whatever the draft length.
 _ROUNDS = """
 WITH mine AS (
   SELECT s.drafter_name, s.corpus, s.context, s.budget, s.policy, s.position_mode, s.doc_id, s.cell_key
   FROM samples s
-  WHERE s.run_key = $key AND s.status = 'ok' AND s.workload = 'replay' AND s.drafter_name IS NOT NULL
-    AND s.gamma = (SELECT min(gamma) FROM samples WHERE run_key = $key AND gamma > 0)
-    AND s.context = (SELECT max(context) FROM samples WHERE run_key = $key AND workload = 'replay')
+  WHERE s.run_key = $1 AND s.status = 'ok' AND s.workload = 'replay' AND s.drafter_name IS NOT NULL
+    AND s.gamma = (SELECT min(gamma) FROM samples WHERE run_key = $1 AND gamma > 0)
+    AND s.context = (SELECT max(context) FROM samples WHERE run_key = $1 AND workload = 'replay')
 )
 SELECT m.drafter_name, m.corpus, m.context, m.budget, m.policy, m.position_mode, m.doc_id,
   {label} AS label, count(*) AS drafted, count(*) FILTER (WHERE r.accepted > 0) AS accepted
-FROM mine m JOIN rounds r ON r.run_key = $key AND r.cell_key = m.cell_key AND r.doc_id = m.doc_id
+FROM mine m JOIN rounds r ON r.run_key = $1 AND r.cell_key = m.cell_key AND r.doc_id = m.doc_id
 WHERE r.drafted > 0 AND r.token_class IS NOT NULL GROUP BY ALL ORDER BY ALL
 """
 LABELS = {
@@ -50,7 +50,7 @@ class Deaths:
 
 def deaths(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Deaths]:
     """Empty where no replay was recorded round by round."""
-    if "rounds" not in {row["name"] for row in records(connection, "SHOW TABLES")}:
+    if "rounds" not in names_known(connection):
         return []
     return [found for by, label in LABELS.items() for found in _by(connection, run_key, by, label)]
 
@@ -58,10 +58,7 @@ def deaths(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Deaths]:
 def _by(connection: duckdb.DuckDBPyConnection, run_key: str, by: str, label: str) -> list[Deaths]:
     cells: dict[tuple[Any, ...], dict[str, dict[Hashable, Sums]]] = defaultdict(lambda: defaultdict(dict))
     names = ("drafter_name", "corpus", "context", "budget", "policy", "position_mode")
-    cursor = connection.execute(_ROUNDS.format(label=label), {"key": run_key})
-    columns = [column[0] for column in cursor.description or []]
-    for values in cursor.fetchall():
-        row = dict(zip(columns, values, strict=True))
+    for row in records(connection, _ROUNDS.format(label=label), [run_key]):
         cells[tuple(row[n] for n in names)][row["doc_id"]][row["label"]] = (row["accepted"], row["drafted"])
     return [Deaths(by, *key, _ordered(by_label(list(found.values())))) for key, found in cells.items()]
 

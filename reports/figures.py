@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from bdcore.collapse import Estimate
 from reports.measured import Measured
+from reports.panels import budget_label, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style
 
 # Colour-blind safe (after Okabe and Ito, and Tol), each with a contrast of about 3 or more on white and on near-black.
@@ -76,7 +77,7 @@ def _curves(
         return None
     panels, note = _panels(drawn)
     looks = _looks(drawn)
-    figure, grid = _grid(len(panels))
+    figure, grid = panel_row(len(panels))
     told: list[str] = []
     for ax, panel in zip(grid, panels, strict=True):
         for key in [key for key in looks if any(_line(c) == key for c in panel[1])]:
@@ -91,7 +92,7 @@ def _curves(
             ax.axhline(1.0, color="#808080", linewidth=1.2, zorder=1)
     grid[0].set_ylim(bottom=0)  # once all panels are drawn: they share the axis, and this fixes its top
     grid[0].set_ylabel(ylabel)
-    _legend(figure, grid)
+    legend_beside(figure, grid)
     figure.suptitle(title)
     one = "" if percent else " 1 is the verifier alone."
     caption = f"Lines: ratios of sums over prompts; bands: 95 % bootstrap intervals, where defined.{one}{note}"
@@ -117,10 +118,6 @@ def _panels(cells: Sequence[Measured]) -> tuple[list[tuple[str, list[Measured]]]
 
 def _line(cell: Measured) -> tuple[str, int]:
     return cell.name, cell.row["budget"]
-
-
-def _budget(budget: int) -> str:
-    return "full" if budget < 0 else str(budget)
 
 
 def _wrapped(text: str) -> str:
@@ -160,7 +157,7 @@ def _told(panel: str, line: Sequence[Measured], pick: Callable[[Measured], Estim
         return "undefined" if value is None else f"{100 * value:.1f} %" if percent else f"{value:.2f} x"
 
     points = ", ".join(f"{number(pick(c).value)} at {c.row['context']} tokens" for c in line)
-    return f"{panel}, {line[0].name}, budget {_budget(line[0].row['budget'])}: {points}"
+    return f"{panel}, {line[0].name}, budget {budget_label(line[0].row['budget'])}: {points}"
 
 
 def _context_axis(ax: Axes, contexts: Sequence[int]) -> None:
@@ -170,22 +167,6 @@ def _context_axis(ax: Axes, contexts: Sequence[int]) -> None:
     ax.set_xlabel("context (tokens)")
     if len(contexts) == 1:
         ax.set_xlim(contexts[0] / 2, contexts[0] * 2)
-
-
-def _grid(count: int) -> tuple[Figure, list[Axes]]:
-    columns = min(count, 3)
-    rows = -(-count // columns)
-    width = {1: 5.4, 2: 4.1, 3: 3.3}[columns]
-    figure = Figure(figsize=(width * columns + 2.6, 3.2 * rows + 0.4), layout="constrained")
-    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
-    for unused in axes[count:]:
-        unused.set_axis_off()
-    return figure, axes[:count]
-
-
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    found = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(found.values()), list(found), loc="outside right upper", handlelength=3.2)
 
 
 def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
@@ -210,7 +191,9 @@ def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
         group = [c for c in drawn if (c.scene, c.name) == (scene, name)]
         _heat(ax, group)
         ax.set_title(title)
-        told += [f"{name}, {c.row['context']} x {_budget(c.row['budget'])}: {c.acceptance.value:.0%}" for c in group]
+        told += [
+            f"{name}, {c.row['context']} x {budget_label(c.row['budget'])}: {c.acceptance.value:.0%}" for c in group
+        ]
     for unused in axes[len(keys) :]:
         unused.set_axis_off()
     figure.suptitle("Acceptance by context and budget (%)")
@@ -224,21 +207,8 @@ def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
 
 
 def _heat(ax: Axes, cells: Sequence[Measured]) -> None:
-    contexts = sorted({c.row["context"] for c in cells})
-    budgets = sorted({c.row["budget"] for c in cells}, key=lambda b: (b < 0, b))
-    values = np.full((len(budgets), len(contexts)), np.nan)
-    for cell in cells:
-        values[budgets.index(cell.row["budget"]), contexts.index(cell.row["context"])] = cell.acceptance.value
-    ax.pcolormesh(values, cmap="cividis", vmin=0.0, vmax=1.0, edgecolors="none")
-    for (y, x), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            ink = "#ffffff" if value < 0.55 else "#000000"
-            ax.text(x + 0.5, y + 0.5, f"{100 * value:.0f}", ha="center", va="center", color=ink)
-    ax.set_xticks(np.arange(len(contexts)) + 0.5, [str(c) for c in contexts])
-    ax.set_yticks(np.arange(len(budgets)) + 0.5, [_budget(b) for b in budgets])
-    ax.set_xlabel("context (tokens)")
-    ax.set_ylabel("budget (keys)")
-    ax.grid(visible=False)
+    values = {(c.row["context"], c.row["budget"]): c.acceptance.value or 0.0 for c in cells}
+    heat_map(ax, {place: (value, f"{100 * value:.0f}") for place, value in values.items()}, low=0.0, high=1.0)
 
 
 def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
@@ -273,7 +243,7 @@ def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
 
 
 def _bar(cell: Measured) -> str:
-    return cell.name if cell.row["gamma"] == 0 else _wrapped(f"{cell.name}, {_budget(cell.row['budget'])}")
+    return cell.name if cell.row["gamma"] == 0 else _wrapped(f"{cell.name}, {budget_label(cell.row['budget'])}")
 
 
 def _bars(ax: Axes, cells: Sequence[Measured]) -> list[str]:
@@ -305,7 +275,7 @@ def training_loss(training: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawin
     curves = {name: pair for name, pair in curves.items() if any(len(steps) for steps, _ in pair.values())}
     if not curves:
         return None
-    figure, axes = _grid(len(curves))
+    figure, axes = panel_row(len(curves))
     told = []
     for ax, (name, pair) in zip(axes, curves.items(), strict=True):
         for (key, (steps, losses)), colour in zip(pair.items(), PALETTE, strict=False):
@@ -325,7 +295,7 @@ def training_loss(training: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawin
         ax.set_title(name)
         ax.set_xlabel("step")
     axes[0].set_ylabel("loss (nats per token)")
-    _legend(figure, axes)
+    legend_beside(figure, axes)
     figure.suptitle("Training loss")
     return draw(
         figure,

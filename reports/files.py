@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,12 @@ def templates(*, autoescape: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """CSV text of rows by name: a column for every name in any of them, in the order in which they come."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return csv_text(columns, ([row.get(name) for name in columns] for row in rows))
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

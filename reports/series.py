@@ -10,7 +10,6 @@ import duckdb
 from bdcore.collapse.pairing import Sums
 from reports.tables import CELL_KEYS, records
 
-FULL_BUDGET = -1
 SELF = "self"
 """The drafter's name where the verifier drafts for itself."""
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from bdcore.collapse import Attribution, attribute_loss
 from bdcore.collapse.pairing import Sums
-from reports.series import FULL_BUDGET, SCENE, SELF, Series, aligned, grouped, scene_of
+from bdcore.schema import FULL_BUDGET
+from reports.series import SCENE, SELF, Series, aligned, grouped, scene_of
 
 _PLAIN = ("attention_mass", "absolute")
 """The paper's setting, which the others are swapped for."""

@@ -196,6 +196,11 @@ def fetch(
     return [column[0] for column in result.description or []], result.fetchall()
 
 
+def names_known(connection: duckdb.DuckDBPyConnection) -> set[str]:
+    """Tables and views that there are: those of rows without any file are not."""
+    return {row["name"] for row in records(connection, "SHOW TABLES")}
+
+
 def records(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
     """All rows of one statement as dicts."""
     columns, rows = fetch(connection, sql, parameters)

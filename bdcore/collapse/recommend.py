@@ -7,6 +7,8 @@ shows.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import ByteSize
+
 from bdcore.collapse.intervals import Estimate
 from bdcore.collapse.verdicts import MIN_PROMPTS, budget_name
 
@@ -117,8 +119,4 @@ def _sentences(
 
 def size(value: float) -> str:
     """Bytes in binary units."""
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
-        value /= 1024
-    return f"{value:,.1f} GiB"
+    return ByteSize(round(value)).human_readable(separator=" ")

@@ -22,6 +22,11 @@ class Method:
     position_mode: str | None = None
     """The one position mode of the method; None: those of the grid."""
 
+    @property
+    def alone(self) -> bool:
+        """The verifier without drafts."""
+        return self.drafter is None and not self.lookup
+
 
 METHODS = {
     m.name: m

@@ -14,6 +14,11 @@ WRITTEN = (GREEDY, SAMPLED)
 """Workloads that generate text, one prompt at a time."""
 
 
+def writes(grid: GridConfig) -> bool:
+    """Whether any workload generates text."""
+    return any(workload in WRITTEN for workload in grid.workloads)
+
+
 @dataclass(frozen=True)
 class Cell:
     """One method under one setting. Cells of one context share their prompts."""
@@ -63,13 +68,13 @@ def unused_exclusions(grid: GridConfig) -> list[Exclusion]:
 
 def _excluded(cell: Cell, rule: Exclusion) -> bool:
     """Whether a cell meets every entry of an exclusion. `ar` stays: everything else is measured against it."""
-    if METHODS[cell.method].drafter is None and not cell.lookup:
+    if METHODS[cell.method].alone:
         return False
     return all(getattr(cell, name) in values for name, values in rule.items())
 
 
 def _method_cells(grid: GridConfig, method: Method, workload: str, context: int, temperature: float) -> list[Cell]:
-    if method.drafter is None and not method.lookup:
+    if method.alone:
         alone = Cell(method.name, context, FULL, FULL_POLICY, "absolute", 0)
         return [] if workload == REPLAY else [replace(alone, workload=workload, temperature=temperature)]
     # A lookup has no probability of what it drafts.
