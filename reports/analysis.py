@@ -7,12 +7,13 @@ from typing import Any
 
 import duckdb
 
-from bdcore.collapse import Estimate
+from bdcore.collapse import Estimate, SpeedupCollapse, speedup_boundaries
 from bdcore.collapse.words import budget_name
 from reports.breakeven import Worth, worth
 from reports.budget_tests import BudgetTest, budget_tests, drafter_tests
 from reports.ceilings import ceilings
 from reports.deaths import Deaths, deaths
+from reports.measured import Measured
 from reports.series import per_document
 from reports.swaps import Swaps, attributions
 
@@ -44,20 +45,24 @@ class Analysis:
     """Those that have rows."""
     swaps: list[Swaps]
     worth: list[Worth]
+    deaths: list[Deaths]
+    speedups: list[SpeedupCollapse]
 
 
-def analyse(connection: duckdb.DuckDBPyConnection, run_key: str) -> Analysis:
+def analyse(connection: duckdb.DuckDBPyConnection, run_key: str, cells: Sequence[Measured]) -> Analysis:
     series = per_document(connection, run_key)
-    swaps, paying = attributions(series), worth(connection, run_key, series)
+    swaps, paying, died = attributions(series), worth(connection, run_key, series), deaths(connection, run_key)
+    speedups = speedup_boundaries(c.cell() for c in cells)
     made = [
+        _speedups(speedups),
         _attribution(swaps),
         _ceilings(series),
         _budgets(budget_tests(series)),
         _drafters(series),
-        _deaths(deaths(connection, run_key)),
+        _deaths(died),
         _break_even(paying),
     ]
-    return Analysis([section for section in made if section.rows], swaps, paying)
+    return Analysis([section for section in made if section.rows], swaps, paying, died, speedups)
 
 
 def as_csv(section: Section) -> tuple[list[str], list[list[Any]]]:
@@ -82,6 +87,25 @@ def _values(value: Any, wide: bool) -> list[Any]:
         e = value.estimate
         return [e.value, e.low, e.high, e.n]
     return [value, None, None, None] if wide else [value]
+
+
+def _speedups(found: Sequence[SpeedupCollapse]) -> Section:
+    return Section(
+        "speedup-boundaries",
+        "Where speculation stops paying",
+        "The smallest context at which the decode speedup is below 1: by its whole interval, and by its point alone.",
+        [
+            *(("Method", False), ("Budget", True), ("Gamma", True), ("Verdict", False), ("Slower from", True)),
+            *(("Point below 1 from", True), ("Lowest (x)", True), ("In words", False)),
+        ],
+        [
+            [
+                *(", ".join(p for p in (s.method, s.setting) if p), budget_name(s.budget), s.gamma, s.status),
+                *(s.certain_from, s.below_from, None if s.lowest is None else round(s.lowest, 2), s.sentence),
+            ]
+            for s in found
+        ],
+    )
 
 
 def _attribution(swaps: Sequence[Swaps]) -> Section:
@@ -181,9 +205,10 @@ def _drafters(series: Sequence[Any]) -> Section:
 def _deaths(found: Sequence[Deaths]) -> Section:
     return Section(
         "deaths",
-        "Where in the text drafts die",
-        "Acceptance of the first draft at replay positions of the longest context, by the class of the verifier's "
-        "token and by how far back the text shows that token after the same two tokens.",
+        "Where drafts die",
+        "At the longest context. By position: acceptance of the drafts that were put to the test there, all before "
+        "them accepted, at the largest gamma. By token: acceptance of the first draft at replay positions, by the "
+        "class of the verifier's token and by how far back the text shows that token after the same two tokens.",
         [
             *(("By", False), ("Drafter", False), ("Corpus", False), ("Context", True), ("Budget", True)),
             *(("Policy", False), ("Positions", False), ("Label", False), ("Acceptance (%)", True)),

@@ -12,8 +12,9 @@ from bdcore.collapse import (
     monotonicity,
     permutation_test,
 )
+from bdcore.decoding.methods import SELF
 from bdcore.schema import FULL_BUDGET
-from reports.series import SCENE, SELF, Series, aligned, grouped, scene_of, with_full
+from reports.series import SCENE, Series, aligned, grouped, scene_of, with_full
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,20 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import duckdb
 
-from bdcore.collapse import MIN_PROMPTS, BudgetEffect, Collapse, budget_effects, collapse_boundaries, headlines
+from bdcore.collapse import (
+    MIN_PROMPTS,
+    BudgetEffect,
+    Collapse,
+    SpeedupCollapse,
+    budget_effects,
+    collapse_boundaries,
+    headlines,
+)
 from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES
 from bdcore.collapse.verdicts import SHARE
 from reports.analysis import analyse
@@ -58,7 +67,7 @@ FROM samples WHERE run_key = ? AND status <> 'ok' ORDER BY ALL
 
 _PAIRS = """
 SELECT m.method, m.corpus, m.workload, m.doc_id, m.context, m.budget, m.gamma, m.exact_match, m.first_mismatch,
-  m.degenerate, m.distinct_4, a.filename AS ar_file, a.file_row_number AS ar_row,
+  m.degenerate, m.distinct_4, m.accepted, m.new_tokens, a.filename AS ar_file, a.file_row_number AS ar_row,
   m.filename AS method_file, m.file_row_number AS method_row
 FROM samples m JOIN samples a
   ON a.run_key = m.run_key AND a.method = 'ar' AND a.corpus = m.corpus AND a.workload = m.workload
@@ -70,14 +79,16 @@ QUALIFY row_number() OVER (
 ORDER BY coalesce(m.exact_match, false), m.degenerate, m.context, m.doc_id LIMIT 3
 """
 
-_TEXT = "SELECT output_text FROM read_parquet(?, file_row_number = true) WHERE file_row_number = ?"
+# All columns: rows of an older version have no `accepted_spans`.
+_TEXT = "SELECT * FROM read_parquet(?, file_row_number = true) WHERE file_row_number = ?"
 
 # Every series of the run is wanted on every prompt that any series of its corpus and workload was given.
 _MISSING = """
 WITH mine AS (SELECT * FROM samples WHERE run_key = ?),
 prompts AS (SELECT DISTINCT corpus, workload, context, doc_id FROM mine),
 series AS (SELECT DISTINCT corpus, workload, method, drafter_name, policy, position_mode, budget, gamma FROM mine)
-SELECT s.method, s.corpus, s.workload, p.context, s.budget, s.policy, s.position_mode, s.gamma, count(*) AS missing
+SELECT s.method, s.drafter_name, s.corpus, s.workload, p.context, s.budget, s.policy, s.position_mode, s.gamma,
+  count(*) AS missing
 FROM series s JOIN prompts p USING (corpus, workload)
 WHERE NOT EXISTS (SELECT 1 FROM mine m WHERE m.doc_id = p.doc_id AND m.context = p.context AND m.corpus = s.corpus
   AND m.workload = s.workload AND m.method = s.method AND m.budget = s.budget AND m.gamma = s.gamma
@@ -94,7 +105,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
     failed = records(connection, _FAILED, [run_key])
     partial = missing(connection, run_key, facts)
     skipped = records(connection, "SELECT file, reason FROM skipped_files ORDER BY file")
-    analysis = analyse(connection, run_key)
+    analysis = analyse(connection, run_key, cells)
     paper = beside_paper(connection, run_key, wanted=bool(facts.get("paper")))
     return {
         "study": str(facts.get("study") or "study"),
@@ -105,7 +116,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "headlines": headlines(collapses),
         "collapses": collapses,
         "effects": effects,
-        "notes": [*partial["notes"], *_skipped(skipped), *_notes(cells, failed, collapses, effects)],
+        "notes": [*partial["notes"], *_skipped(skipped), *_notes(cells, failed, collapses, effects, analysis.speedups)],
         "missing": partial["cells"],
         "skipped": skipped,
         "frontier": records(connection, _FRONTIER, [run_key]),
@@ -114,7 +125,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "pairs": _pairs(connection, run_key),
         "drawings": [
             *all_figures(cells, facts.get("training") or {}),
-            *analysis_figures(cells, analysis.swaps, analysis.worth),
+            *analysis_figures(cells, analysis.swaps, analysis.worth, analysis.deaths),
         ],
         "analysis": analysis.sections,
         "phases": list(PHASES.values()),
@@ -170,10 +181,20 @@ def _skipped(skipped: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _notes(
-    cells: Sequence[Measured], failed: Sequence[Any], collapses: Sequence[Collapse], effects: Sequence[BudgetEffect]
+    cells: Sequence[Measured],
+    failed: Sequence[Any],
+    collapses: Sequence[Collapse],
+    effects: Sequence[BudgetEffect],
+    speedups: Sequence[SpeedupCollapse],
 ) -> list[str]:
-    """Sentences that qualify the verdict: failures, exactness, degenerate text, budget."""
+    """Sentences that qualify the verdict: failures, speed, exactness, degenerate text, budget."""
     notes = [f"{_count(len(failed), 'sample')} failed: listed below, counted nowhere else."] if failed else []
+    if speedups:
+        slower, likely = (sum(s.status == status for s in speedups) for status in ("collapsed", "likely"))
+        notes.append(
+            f"Decoding is slower than the verifier alone at some context in {slower} of {len(speedups)} series, and "
+            f"likely so in {likely} more."
+        )
     same = sum(e.status == "no effect" for e in effects)
     if effects:
         notes.append(
@@ -216,18 +237,27 @@ def _pairs(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[dict[str
     """Outputs beside those of the verifier alone; the texts are read from the few files that hold them."""
     found: list[dict[str, Any]] = []
     for pair in records(connection, _PAIRS, [run_key]):
-        texts = {
-            f"{side}_text": records(connection, _TEXT, [pair[f"{side}_file"], pair[f"{side}_row"]])[0]["output_text"]
+        sides = {
+            side: records(connection, _TEXT, [pair[f"{side}_file"], pair[f"{side}_row"]])[0]
             for side in ("ar", "method")
         }
-        if None not in texts.values():
-            found.append(pair | {name: _cut(text) for name, text in texts.items()})
+        if all(side["output_text"] is not None for side in sides.values()):
+            found.append(
+                pair
+                | {f"{n}_pieces": _pieces(s["output_text"], s.get("accepted_spans") or []) for n, s in sides.items()}
+            )
     return found
 
 
-def _cut(text: str) -> str:
+def _pieces(text: str, spans: Sequence[int]) -> list[tuple[str, bool]]:
+    """A text in pieces, each with whether it is accepted drafts; cut where it is long."""
+    shown = min(len(text), TEXT_LIMIT)
+    # A character in the making is shorter as text than its first bytes alone: ends may seem to step back.
+    edges = list(accumulate([0, *(min(edge, shown) for edge in spans), shown], max))
+    pieces = [(text[start:end], i % 2 == 1) for i, (start, end) in enumerate(pairwise(edges))]
     more = len(text) - TEXT_LIMIT
-    return text if more <= 0 else f"{text[:TEXT_LIMIT]} [... {more} more characters]"
+    tail = [(f" [... {more} more characters]", False)] if more > 0 else []
+    return [piece for piece in [*pieces, *tail] if piece[0]]
 
 
 def fact_tables(facts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
+from bdcore.decoding.methods import SELF
 from reports.envelope import drafters
 from reports.figures import DASHES, MARKERS, PALETTE
 from reports.svg import Drawing, draw, style
@@ -111,13 +112,17 @@ def _looks(rows: Sequence[Row]) -> dict[tuple[str, int], dict[str, Any]]:
     ]
     return {
         (name, seed): {
-            "color": PALETTE[i % len(PALETTE)],
+            "color": "#808080" if name == SELF else PALETTE[i % len(PALETTE)],
             "linestyle": DASHES[(i + i // len(PALETTE)) % len(DASHES)],
             "marker": MARKERS[i % len(MARKERS)],
-            "label": f"{name}, seed {seed}" if len(seeds) > 1 else name,
+            "label": _label(name, f", seed {seed}" if len(seeds) > 1 else ""),
         }
         for i, (name, seed) in enumerate(lines)
     }
+
+
+def _label(name: str, seed: str) -> str:
+    return f"ceiling: the verifier{seed}" if name == SELF else f"{name}{seed}"
 
 
 def _figure(

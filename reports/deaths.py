@@ -1,4 +1,5 @@
-"""Where in a text drafts die: acceptance by the class of the verifier's token and by how far back the text shows it."""
+"""Where drafts die: by their position in the round, by the class of the verifier's token, by how far back the text
+shows it."""
 
 from collections import defaultdict
 from collections.abc import Hashable
@@ -11,8 +12,27 @@ from bdcore.collapse import Group, by_label
 from bdcore.collapse.pairing import Sums
 from reports.tables import names_known, records
 
+_NAMES = ("drafter_name", "corpus", "context", "budget", "policy", "position_mode")
+
+# A draft is put to the test when it was drafted and all before it were accepted. The longest drafts and the longest
+# context alone: a shorter draft only repeats the first positions.
+_BY_POSITION = """
+WITH drafting AS (SELECT * FROM samples WHERE run_key = $1 AND status = 'ok' AND gamma > 1),
+mine AS (
+  SELECT * FROM drafting s WHERE (workload, gamma, context) =
+    (SELECT (workload, max(gamma), max(context)) FROM drafting d WHERE d.workload = s.workload GROUP BY workload)
+)
+SELECT coalesce(m.drafter_name, m.method) AS drafter_name, m.corpus, m.context, m.budget, m.policy, m.position_mode,
+  m.doc_id, 'position in the draft, ' || m.workload || ', gamma ' || m.gamma AS by, i.position AS label,
+  count(*) FILTER (WHERE r.accepted >= i.position - 1) AS drafted,
+  count(*) FILTER (WHERE r.accepted >= i.position) AS accepted
+FROM mine m JOIN rounds r ON r.run_key = $1 AND r.cell_key = m.cell_key AND r.doc_id = m.doc_id
+  JOIN (SELECT unnest(range(1, 1 + (SELECT max(gamma) FROM mine))) AS position) i ON i.position <= r.drafted
+GROUP BY ALL HAVING count(*) FILTER (WHERE r.accepted >= i.position - 1) > 0 ORDER BY ALL
+"""
+
 # First drafts alone, at the smallest gamma: one position of a replay is one trial, whatever the draft length.
-_ROUNDS = """
+_BY_TOKEN = """
 WITH mine AS (
   SELECT s.drafter_name, s.corpus, s.context, s.budget, s.policy, s.position_mode, s.doc_id, s.cell_key
   FROM samples s
@@ -21,17 +41,17 @@ WITH mine AS (
     AND s.context = (SELECT max(context) FROM samples WHERE run_key = $1 AND workload = 'replay')
 )
 SELECT m.drafter_name, m.corpus, m.context, m.budget, m.policy, m.position_mode, m.doc_id,
-  {label} AS label, count(*) AS drafted, count(*) FILTER (WHERE r.accepted > 0) AS accepted
+  '{by}' AS by, {label} AS label, count(*) AS drafted, count(*) FILTER (WHERE r.accepted > 0) AS accepted
 FROM mine m JOIN rounds r ON r.run_key = $1 AND r.cell_key = m.cell_key AND r.doc_id = m.doc_id
 WHERE r.drafted > 0 AND r.token_class IS NOT NULL GROUP BY ALL ORDER BY ALL
 """
-LABELS = {
+_LABELS = {
     "token class": "r.token_class",
     "distance of the evidence (tokens)": """CASE WHEN r.evidence IS NULL THEN 'not in the text'
       WHEN r.evidence <= 64 THEN '1 to 64' WHEN r.evidence <= 256 THEN '65 to 256'
       WHEN r.evidence <= 1024 THEN '257 to 1024' ELSE 'above 1024' END""",
 }
-ORDER = ("1 to 64", "65 to 256", "257 to 1024", "above 1024", "not in the text")
+_ORDER = ("1 to 64", "65 to 256", "257 to 1024", "above 1024", "not in the text")
 
 
 @dataclass(frozen=True)
@@ -46,22 +66,28 @@ class Deaths:
     policy: str
     position_mode: str
     groups: list[Group]
+    """`acceptance` of a label: of the drafts put to the test there."""
 
 
 def deaths(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Deaths]:
-    """Empty where no replay was recorded round by round."""
+    """Empty where nothing was recorded round by round."""
     if "rounds" not in names_known(connection):
         return []
-    return [found for by, label in LABELS.items() for found in _by(connection, run_key, by, label)]
+    queries = [_BY_POSITION, *(_BY_TOKEN.format(by=by, label=label) for by, label in _LABELS.items())]
+    return [found for sql in queries for found in _asked(connection, run_key, sql)]
 
 
-def _by(connection: duckdb.DuckDBPyConnection, run_key: str, by: str, label: str) -> list[Deaths]:
+def _asked(connection: duckdb.DuckDBPyConnection, run_key: str, sql: str) -> list[Deaths]:
     cells: dict[tuple[Any, ...], dict[str, dict[Hashable, Sums]]] = defaultdict(lambda: defaultdict(dict))
-    names = ("drafter_name", "corpus", "context", "budget", "policy", "position_mode")
-    for row in records(connection, _ROUNDS.format(label=label), [run_key]):
-        cells[tuple(row[n] for n in names)][row["doc_id"]][row["label"]] = (row["accepted"], row["drafted"])
-    return [Deaths(by, *key, _ordered(by_label(list(found.values())))) for key, found in cells.items()]
+    for row in records(connection, sql, [run_key]):
+        cells[tuple(row[n] for n in ("by", *_NAMES))][row["doc_id"]][row["label"]] = (row["accepted"], row["drafted"])
+    return [Deaths(*key, _ordered(by_label(list(found.values())))) for key, found in cells.items()]
 
 
 def _ordered(groups: list[Group]) -> list[Group]:
-    return sorted(groups, key=lambda g: (ORDER.index(g.label) if g.label in ORDER else -1, str(g.label)))
+    def place(group: Group) -> tuple[int, str]:
+        if isinstance(group.label, int):
+            return group.label, ""
+        return (_ORDER.index(group.label), "") if group.label in _ORDER else (-1, str(group.label))
+
+    return sorted(groups, key=place)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from bdcore.collapse import Estimate
+from bdcore.decoding.methods import SELF
 from reports.measured import Measured
 from reports.panels import budget_label, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style
@@ -20,6 +21,8 @@ PHASES = {"draft_s": "draft", "select_s": "select", "verify_s": "verify", "overh
 PHASE_COLOURS = ("#d55e00", "#a67c00", "#0d7dc4", "#6f8796")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
+CEILING = {"color": "#808080", "linewidth": 1.2, "markersize": 3.5, "alpha": 0.8, "zorder": 1}
+"""Look of the verifier under a drafter's view: the curves of drafters lie below it, as far as they use their view."""
 MAX_PANELS = 6
 MAX_POINTS = 400
 LABEL_WIDTH = 34
@@ -39,8 +42,13 @@ def all_figures(cells: Sequence[Measured], training: Mapping[str, Sequence[Mappi
     return [drawing for drawing in made if drawing is not None]
 
 
+def is_ceiling(row: Mapping[str, Any]) -> bool:
+    """Whether the verifier drafts for itself in this cell."""
+    return row["drafter_name"] == SELF
+
+
 def acceptance_curves(cells: Sequence[Measured]) -> Drawing | None:
-    """Acceptance against context, one line per method and budget."""
+    """Acceptance against context, one line per method and budget, under the ceilings that were measured."""
     return _curves(
         cells,
         lambda c: c.acceptance,
@@ -95,6 +103,8 @@ def _curves(
     legend_beside(figure, grid)
     figure.suptitle(title)
     one = "" if percent else " 1 is the verifier alone."
+    if percent and any(is_ceiling(c.row) for c in drawn):
+        one = " Grey: the verifier under the same view, a practical ceiling."
     caption = f"Lines: ratios of sums over prompts; bands: 95 % bootstrap intervals, where defined.{one}{note}"
     return draw(figure, name=name, title=title, alt="Line chart. " + "; ".join(told) + ".", caption=caption)
 
@@ -120,22 +130,25 @@ def _line(cell: Measured) -> tuple[str, int]:
     return cell.name, cell.row["budget"]
 
 
-def _wrapped(text: str) -> str:
+def wrapped(text: str) -> str:
     """Lines that fit above a small panel or beside it."""
     return "\n".join(textwrap.wrap(text, LABEL_WIDTH))
 
 
 def _looks(cells: Sequence[Measured]) -> dict[tuple[str, int], dict[str, Any]]:
     """Colour by method, dash and marker by budget: a line is known by more than its colour."""
-    names = sorted({c.name for c in cells})
+    names = sorted({c.name for c in cells if not is_ceiling(c.row)})
     budgets = sorted({c.row["budget"] for c in cells})  # -1, the full cache, first: it gets the solid line
     keys = sorted({_line(c) for c in cells}, key=lambda key: (key[0], key[1] < 0, key[1]))
     return {
         (name, budget): {
-            "color": PALETTE[names.index(name) % len(PALETTE)],
+            **(CEILING if name not in names else {"color": PALETTE[names.index(name) % len(PALETTE)]}),
             "linestyle": DASHES[budgets.index(budget) % len(DASHES)],
             "marker": MARKERS[budgets.index(budget) % len(MARKERS)],
-            "label": _wrapped(f"{name}, {'full cache' if budget < 0 else f'budget {budget}'}"),
+            "label": wrapped(
+                f"{'ceiling: ' if name not in names else ''}{name}, "
+                f"{'full cache' if budget < 0 else f'budget {budget}'}"
+            ),
         }
         for name, budget in keys
     }
@@ -143,7 +156,7 @@ def _looks(cells: Sequence[Measured]) -> dict[tuple[str, int], dict[str, Any]]:
 
 def _plot(ax: Axes, line: Sequence[Measured], estimates: Sequence[Estimate], look: Mapping[str, Any]) -> None:
     contexts = [c.row["context"] for c in line]
-    ax.plot(contexts, [e.value for e in estimates], markersize=5, linewidth=1.6, **look)
+    ax.plot(contexts, [e.value for e in estimates], **{"markersize": 5, "linewidth": 1.6, **look})
     low = np.array([np.nan if e.low is None else e.low for e in estimates])
     high = np.array([np.nan if e.high is None else e.high for e in estimates])
     if len(line) > 1:
@@ -181,7 +194,7 @@ def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
     rows = -(-len(keys) // columns)
     budgets = max(len({c.row["budget"] for c in drawn if (c.scene, c.name) == key}) for key in keys)
     titles = [
-        _wrapped(", ".join(part for part in (name, scene, f"gamma {smallest[scene]}") if part)) for scene, name in keys
+        wrapped(", ".join(part for part in (name, scene, f"gamma {smallest[scene]}") if part)) for scene, name in keys
     ]
     height = 0.5 * budgets + 1.0 + 0.2 * max(title.count("\n") + 1 for title in titles)
     figure = Figure(figsize=(3.3 * columns + 0.8, height * rows + 0.3), layout="constrained")
@@ -243,7 +256,7 @@ def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
 
 
 def _bar(cell: Measured) -> str:
-    return cell.name if cell.row["gamma"] == 0 else _wrapped(f"{cell.name}, {budget_label(cell.row['budget'])}")
+    return cell.name if cell.row["gamma"] == 0 else wrapped(f"{cell.name}, {budget_label(cell.row['budget'])}")
 
 
 def _bars(ax: Axes, cells: Sequence[Measured]) -> list[str]:

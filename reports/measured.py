@@ -75,7 +75,8 @@ class Measured:
     def cell(self, *, sound: bool = False) -> Cell:
         """What a verdict needs; `sound` leaves degenerate samples out."""
         row, acceptance = self.row, self.sound_acceptance if sound else self.acceptance
-        return Cell(row["method"], row["context"], row["budget"], row["gamma"], acceptance, self.setting)
+        speedup = None if self.decode_speedup.value is None else self.decode_speedup
+        return Cell(row["method"], row["context"], row["budget"], row["gamma"], acceptance, self.setting, speedup)
 
 
 def measure(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Measured]:

@@ -10,9 +10,6 @@ import duckdb
 from bdcore.collapse.pairing import Sums
 from reports.tables import CELL_KEYS, records
 
-SELF = "self"
-"""The drafter's name where the verifier drafts for itself."""
-
 _SUMS = f"""
 SELECT {", ".join(CELL_KEYS)}, list(doc_id ORDER BY doc_id) AS docs,
   list(accepted ORDER BY doc_id) AS accepted, list(drafted ORDER BY doc_id) AS drafted,

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from bdcore.collapse import Attribution, attribute_loss
 from bdcore.collapse.pairing import Sums
+from bdcore.decoding.methods import SELF
 from bdcore.schema import FULL_BUDGET
-from reports.series import SCENE, SELF, Series, aligned, grouped, scene_of
+from reports.series import SCENE, Series, aligned, grouped, scene_of
 
 _PLAIN = ("attention_mass", "absolute")
 """The paper's setting, which the others are swapped for."""

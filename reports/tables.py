@@ -36,7 +36,7 @@ CELL_KEYS = (
 
 # What no report adds up: texts and lists, which are most of a run's bytes, and what is the same in all its rows.
 _LEFT_OUT = {
-    *("output_text", "output_ids", "accepted_at", "drafted_at"),
+    *("output_text", "output_ids", "accepted_spans", "accepted_at", "drafted_at"),
     *("seed", "prompt_len", "finish_reason", "mismatch_gap", "mismatch_steps", "device", "dtype"),
 }
 _VANISHED = 10

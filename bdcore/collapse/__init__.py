@@ -21,7 +21,7 @@ from bdcore.collapse.permutation import Permutation, permutation_test
 from bdcore.collapse.ratios import ratio_of_sums, ratios_of_sums
 from bdcore.collapse.sensitivity import Sensitivity, budget_sensitivity
 from bdcore.collapse.speedups import SpeedupCollapse, speedup_boundaries
-from bdcore.collapse.survival import Group, Survival, by_label, by_position
+from bdcore.collapse.survival import Group, by_label
 from bdcore.collapse.verdicts import BudgetEffect, Collapse, Headline, budget_effects, collapse_boundaries, headlines
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "Permutation",
     "Sensitivity",
     "SpeedupCollapse",
-    "Survival",
     "Swap",
     "agreement",
     "attribute_loss",
@@ -50,7 +49,6 @@ __all__ = [
     "budget_effects",
     "budget_sensitivity",
     "by_label",
-    "by_position",
     "collapse_boundaries",
     "difference",
     "expected_speedups",

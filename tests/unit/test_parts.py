@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bdcore.config import GridConfig
+from bdcore.decoding.methods import METHODS
 from bdcore.evaluation.grid import cells
 from bdcore.schema import SAMPLES, write_rows
 from flows.cli import app
@@ -217,21 +218,26 @@ def planned_study() -> list[dict]:
     return planned(config)
 
 
+def measured() -> list[dict]:
+    """The rows of that plan, with the drafters' names it has."""
+    return [row | {"drafter_name": METHODS[row["method"]].drafter} for row in grid()]
+
+
 def test_what_is_planned_is_every_cell_with_its_prompts():
     plan = planned_study()
     assert len(plan) == 3 * (1 + 1 + 2 + 2) and {cell["prompts"] for cell in plan} == {6}
-    assert sum(cell["prompts"] for cell in plan) == len(grid())
+    assert sum(cell["prompts"] for cell in plan) == len(measured())
 
 
 def test_a_context_that_was_never_begun_is_missing(workspace, tmp_path):
     """No row tells of it: only the plan does."""
-    store(workspace, [row for row in grid() if row["context"] < 4096])
-    facts = {"planned": planned_study(), "expected_samples": len(grid())}
+    store(workspace, [row for row in measured() if row["context"] < 4096])
+    facts = {"planned": planned_study(), "expected_samples": len(measured())}
     text = build_report(workspace, RUN, tmp_path / "out", facts=facts)["report.md"].read_text()
     assert "This run is partial: 72 of 108 samples are there, 36 are missing." in text
     for line in (
-        "ar | stdlib | greedy | 4096 | full | full | absolute | 0 | 6",
-        "budgetdraft | stdlib | greedy | 4096 | 128 | attention_mass | absolute | 4 | 6",
+        "ar | - | stdlib | greedy | 4096 | full | full | absolute | 0 | 6",
+        "budgetdraft | trained | stdlib | greedy | 4096 | 128 | attention_mass | absolute | 4 | 6",
     ):
         assert f"| {line} |" in text
     missing = text.split("## Prompts not measured")[1].split("\n## ")[0]
@@ -239,25 +245,25 @@ def test_a_context_that_was_never_begun_is_missing(workspace, tmp_path):
 
 
 def test_a_document_whose_only_file_is_damaged_is_missing_and_the_file_is_named(workspace, tmp_path):
-    lost = [row for row in grid() if (row["doc_id"], row["context"]) == ("doc-5", 4096)]
+    lost = [row for row in measured() if (row["doc_id"], row["context"]) == ("doc-5", 4096)]
     path = store(workspace, lost, name="lost")
     path.write_bytes(path.read_bytes()[:100])
-    store(workspace, [row for row in grid() if row not in lost])
-    facts = {"planned": planned_study(), "expected_samples": len(grid())}
+    store(workspace, [row for row in measured() if row not in lost])
+    facts = {"planned": planned_study(), "expected_samples": len(measured())}
     text = build_report(workspace, RUN, tmp_path / "out", facts=facts)["report.md"].read_text()
     assert "102 of 108 samples are there, 6 are missing" in text and "lost.parquet (cut off" in text
-    assert "| sd_full | stdlib | greedy | 4096 | full | full | absolute | 4 | 1 |" in text
+    assert "| sd_full | base | stdlib | greedy | 4096 | full | full | absolute | 4 | 1 |" in text
 
 
 def test_a_failed_sample_is_failed_and_not_missing(workspace, tmp_path):
-    rows = [row for row in grid() if row["method"] != "sd_full"]
+    rows = [row for row in measured() if row["method"] != "sd_full"]
     rows += [
-        failure(method="sd_full", budget=-1, doc=doc, context=context)
+        failure(method="sd_full", drafter_name="base", budget=-1, doc=doc, context=context)
         for doc in range(6)
         for context in (1024, 2048, 4096)
     ]
     store(workspace, rows)
-    facts = {"planned": planned_study(), "expected_samples": len(grid())}
+    facts = {"planned": planned_study(), "expected_samples": len(measured())}
     text = build_report(workspace, RUN, tmp_path / "out", facts=facts)["report.md"].read_text()
     assert "18 samples failed" in text and "This run is partial" not in text and "## Prompts not measured" not in text
 

@@ -16,6 +16,7 @@ import pytest
 
 from bdcore.schema import ROUNDS, SAMPLES, TARGETS, write_rows
 from reports.build import build_report, summary_rows
+from reports.content import TEXT_LIMIT, _pieces
 from reports.tables import query, read, render_views, write_views
 
 RUN = "0123456789ab"
@@ -514,7 +515,7 @@ def test_a_partial_run_names_its_gaps(workspace, tmp_path):
         "report.md"
     ].read_text()
     assert f"This run is partial: {len(rows) - 2} of {len(rows)} samples are there, 2 are missing." in text
-    assert "| sd_full | stdlib | greedy | 4096 | full | full | absolute | 4 | 2 |" in text
+    assert "| sd_full | multi_view | stdlib | greedy | 4096 | full | full | absolute | 4 | 2 |" in text
 
 
 def test_a_run_where_everything_failed_still_reports(workspace, tmp_path):
@@ -679,3 +680,101 @@ def test_chromium_shows_the_report_without_a_complaint(report, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
     assert '<th scope="col"><button type="button">Method</button></th>' in done.stdout
+
+
+# --- marks, positions, speed, ceilings
+
+
+def test_accepted_drafts_are_marked_in_the_output_shown(workspace, tmp_path):
+    text = "a<b and so on"
+    store(workspace, [
+        sample(method="ar", output_text=text),
+        sample(output_text=text, accepted_spans=[1, 3, 8, 13], accepted=7, new_tokens=32),
+    ])  # fmt: skip
+    paths = build_report(workspace, RUN, tmp_path / "out", facts={})
+    html, markdown = paths["report.html"].read_text(), paths["report.md"].read_text()
+    marked = "a<mark>&lt;b</mark> and <mark>so on</mark></pre>"
+    assert marked in html
+    assert marked in markdown
+    assert "7 of 32 tokens accepted drafts" in html
+
+
+@pytest.mark.parametrize(
+    ("spans", "pieces"),
+    [
+        ([], [("abcdef", False)]),
+        ([0, 6], [("abcdef", True)]),
+        ([1, 4, 3, 5], [("a", False), ("bcd", True), ("e", True), ("f", False)]),
+    ],
+)
+def test_pieces_hold_the_whole_text_once(spans, pieces):
+    assert _pieces("abcdef", spans) == pieces
+
+
+def test_a_long_text_is_cut_and_so_are_its_marks():
+    pieces = _pieces("x" * (TEXT_LIMIT + 7), [TEXT_LIMIT - 2, TEXT_LIMIT + 5])
+    assert pieces == [("x" * (TEXT_LIMIT - 2), False), ("xx", True), (" [... 7 more characters]", False)]
+
+
+def test_where_in_a_round_drafts_die(workspace, tmp_path):
+    """Of 5 rounds of 3 drafts: 4 survive the first, 2 of those the second, 2 of those the third."""
+    store(workspace, [
+        sample(doc=0, gamma=3, cell_key="cell"),
+        sample(doc=0, gamma=2, cell_key="short"),
+        sample(doc=0, gamma=3, context=512, cell_key="near"),
+    ])  # fmt: skip
+    store_rounds(workspace, [
+        *rounds([(3, 3), (3, 3), (3, 1), (3, 1), (3, 0)]),
+        *rounds([(2, 0)] * 9, cell_key="short"),
+        *rounds([(3, 0)] * 9, cell_key="near"),
+    ])  # fmt: skip
+    paths = build_report(workspace, RUN, tmp_path / "out", facts={})
+    found = list(csv.DictReader(paths["tables/deaths.csv"].open()))
+    assert {row["by"] for row in found} == {"position in the draft, greedy, gamma 3"}
+    assert [(row["label"], float(row["acceptance"])) for row in found] == [("1", 0.8), ("2", 0.5), ("3", 1.0)]
+    assert [float(row["of_all_rejections"]) for row in found] == pytest.approx([100 / 3, 200 / 3, 0], abs=0.05)
+    assert "0.80 at 1, 0.50 at 2, 1.00 at 3" in paths["figures/positions.svg"].read_text()
+
+
+def test_where_speculation_stops_paying(workspace, tmp_path):
+    rows = [
+        row
+        for context, seconds in ((1024, 1.0), (4096, 3.0))
+        for doc in range(6)
+        for row in (
+            sample(method="ar", doc=doc, context=context),
+            sample(doc=doc, context=context, decode_s=seconds + 0.01 * doc),
+        )
+    ]
+    store(workspace, rows)
+    paths = build_report(workspace, RUN, tmp_path / "out", facts={})
+    [row] = csv.DictReader(paths["tables/speedup-boundaries.csv"].open())
+    assert (row["verdict"], row["slower_from"], row["point_below_1_from"]) == ("collapsed", "4096", "4096")
+    assert "slower than the verifier alone at some context in 1 of 1 series" in paths["report.md"].read_text()
+
+
+def test_ceilings_are_drawn_grey_under_the_curves(workspace, tmp_path):
+    rows = [
+        row
+        for context in (1024, 4096)
+        for doc in range(4)
+        for row in (
+            sample(doc=doc, context=context, accepted=20 + doc),
+            sample(method="self_sparse", drafter_name="self", doc=doc, context=context, accepted=30 + doc),
+        )
+    ]
+    store(workspace, rows)
+    figure = build_report(workspace, RUN, tmp_path / "out", facts={})["figures/acceptance.svg"].read_text()
+    assert "ceiling: self_sparse" in figure
+    assert "stroke: #808080; stroke-opacity: 0.8; stroke-width: 1.2" in figure
+
+
+def test_missing_prompts_are_counted_drafter_by_drafter(workspace, tmp_path):
+    store(workspace, [sample(doc=0), sample(doc=1), sample(doc=0, drafter_name="other", drafter_key="d1")])
+    cell = {name: sample()[name] for name in ("method", "corpus", "workload", "context", "budget", "gamma", "policy")}
+    planned = [cell | {"position_mode": "absolute", "drafter_name": n, "prompts": 2} for n in ("multi_view", "other")]
+    page = build_report(workspace, RUN, tmp_path / "out", facts={"expected_samples": 4, "planned": planned})
+    missing = page["report.md"].read_text().split("## Prompts not measured")[1].split("\n## ")[0]
+    assert [line for line in missing.splitlines() if "budgetdraft" in line] == [
+        "| budgetdraft | other | stdlib | greedy | 1024 | 64 | attention_mass | absolute | 4 | 1 |"
+    ]
