@@ -7,6 +7,10 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.report_scale import RUN, make_workspace
+from reports.build import build_report
+from reports.tables import query
+
 
 @pytest.mark.slow
 def test_the_decoding_benchmark_ends_with_its_ratios_and_leaves_rows_and_a_figure(tmp_path):
@@ -26,3 +30,13 @@ def test_the_decoding_benchmark_ends_with_its_ratios_and_leaves_rows_and_a_figur
     sparse = {r["drafter_kv_bytes"] for r in rows if r["system"] == "budgetdraft" and r["dtype"] == "float32"}
     assert len(sparse) == 1, "a sparse cache takes the same memory at every context"
     assert (tmp_path / "decoding.svg").read_text().startswith("<svg")
+
+
+def test_the_scale_benchmark_writes_what_the_grid_writes(tmp_path):
+    """Its rows pass the schema of today, and its totals and rounds agree."""
+    make_workspace(tmp_path, 100)
+    samples = query(tmp_path, "SELECT sum(rounds)::BIGINT, sum(accepted)::BIGINT, sum(drafted)::BIGINT FROM samples")
+    rounds = query(tmp_path, "SELECT count(*), sum(accepted)::BIGINT, sum(drafted)::BIGINT FROM rounds")
+    assert samples[1] == rounds[1]
+    page = build_report(tmp_path, RUN, tmp_path / "out", facts={})["report.html"].read_text()
+    assert "Where in a round drafts die" in page
