@@ -46,7 +46,7 @@ class Progress:
         self._logged = now
         rate = (done - self.begun) / max(now - self.start, 1e-9)
         left = f", {_clock((self.total - done) / rate)} left" if rate > 0 and done < self.total else ""
-        text = f"{done:,.0f}/{self.total:,.0f} {self.unit} ({rate:,.1f}/s{left})"
+        text = f"{done:,.0f}/{self.total:,.0f} {self.unit} ({_pace(rate)}{left})"
         self.logger.info("%s: %s%s", self.what, text, f"; {note}" if note else "")
         if now - self._shown >= self.ARTIFACT_S or done >= self.total:
             self._shown = now
@@ -60,6 +60,11 @@ class Progress:
                 update_progress_artifact(self._artifact, percent, description=description)
         except Exception as error:  # the UI's progress bar must never cost a result
             self.logger.debug("progress artifact: %s", error)
+
+
+def _pace(rate: float) -> str:
+    """Units per second; seconds per unit where those are slow."""
+    return f"{rate:,.1f}/s" if rate >= 1 or rate <= 0 else f"{1 / rate:,.1f} s each"
 
 
 def _clock(seconds: float) -> str:
