@@ -149,6 +149,8 @@ class Tracker:
 
     client: MlflowClient | None
     experiment_id: str = ""
+    study: str = ""
+    """Name of the study: every run bears it, since runs of several studies are compared in one list."""
 
     @contextmanager
     def run(self, role: str, name: str, key: str, *, parent: str | None = None) -> Iterator[Run]:
@@ -182,6 +184,9 @@ class Tracker:
         for left_open in self._find(role, key, "RUNNING", None) or []:
             self.client.set_terminated(left_open, "KILLED")
         tags = {_ROLE_TAG: role, _KEY_TAG: key, "mlflow.source.name": "budgetdraft", "mlflow.user": "budgetdraft"}
+        if self.study:
+            tags["budgetdraft.study"] = self.study
+            name = name if name == self.study else f"{self.study}: {name}"
         if parent:
             tags["mlflow.parentRunId"] = parent
         created = self.client.create_run(self.experiment_id, tags=tags, run_name=name)
@@ -197,20 +202,22 @@ class Tracker:
 
 
 @never_fatal
-def _connect(workspace: Workspace, experiment: str) -> Tracker:
+def _connect(workspace: Workspace, experiment: str, study: str) -> Tracker:
     workspace.root.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(tracking_uri(workspace))
     found = client.get_experiment_by_name(experiment)
     if found is not None:
-        return Tracker(client, found.experiment_id)
+        return Tracker(client, found.experiment_id, study)
     local = None if os.environ.get("MLFLOW_TRACKING_URI") else (workspace.root / "mlartifacts").as_uri()
-    return Tracker(client, client.create_experiment(experiment, artifact_location=local))
+    return Tracker(client, client.create_experiment(experiment, artifact_location=local), study)
 
 
 def connect(study: Study, *, parent: str | None = None) -> Tracker:
     """The tracker of a study: inert when tracking is off, cannot be reached, or has recorded this very study."""
     config = study.config.tracking
-    tracker = (_connect(study.workspace, config.experiment) if config.enabled else None) or Tracker(None)
+    tracker = (_connect(study.workspace, config.experiment, study.config.name) if config.enabled else None) or Tracker(
+        None
+    )
     if parent is None and tracker.finished("pipeline", study.key):
         logger.info("MLflow: this study is recorded already, in experiment %r", config.experiment)
         return Tracker(None)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +36,7 @@ def tracker(workspace):
     """One database for the module: making one takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        made = tracking._connect(workspace, "tests")
+        made = tracking._connect(workspace, "tests", "")
     assert made is not None and made.client is not None
     return made
 
@@ -72,7 +73,7 @@ def test_old_mlruns_folder_in_the_current_folder_changes_nothing(tmp_path, monke
     (tmp_path / "mlruns" / "0").mkdir(parents=True)
     (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("name: Default\n")
     monkeypatch.chdir(tmp_path)
-    again = tracking._connect(workspace, "tests")
+    again = tracking._connect(workspace, "tests", "")
     assert again.experiment_id == tracker.experiment_id and again.client.tracking_uri.endswith("mlflow.db")
     assert [p.name for p in tmp_path.iterdir()] == ["mlruns"] and not list((tmp_path / "mlruns").glob("[1-9]*"))
 
@@ -352,3 +353,14 @@ def test_steps_that_could_not_be_logged_live_are_left_for_the_end():
     for step in range(10):
         live_recorder(off)(record(step))
     assert not off.logged_steps
+
+
+def test_runs_bear_the_name_of_their_study(tracker, key):
+    """In the UI runs of several studies stand in one list."""
+    with replace(tracker, study="main").run("pipeline", "main", key) as parent:
+        pass
+    with replace(tracker, study="main").run("grid", "grid ar", key, parent=parent.run_id) as child:
+        pass
+    runs = [tracker.client.get_run(run.run_id) for run in (parent, child)]
+    assert [r.info.run_name for r in runs] == ["main", "main: grid ar"]
+    assert {r.data.tags["budgetdraft.study"] for r in runs} == {"main"}
