@@ -112,7 +112,8 @@ def _rounds(rng: np.random.Generator, setting: Setting, document: int, agreement
         accepted = min(int(rng.geometric(1 - agreement)) - 1, drafted)
         yield dict.fromkeys(ROUNDS.names) | {
             "run_key": RUN, "cell_key": setting.key, "doc_id": f"doc-{document}", "method": setting.method,
-            "workload": "greedy", "context": setting.context, "budget": setting.budget, "gamma": setting.gamma, "round": index,
+            "workload": "greedy", "context": setting.context,
+            "budget": setting.budget, "gamma": setting.gamma, "round": index,
             "drafted": drafted, "accepted": accepted, "emitted": accepted + 1,
             "draft_s": 2e-3 * drafted, "select_s": 1e-4, "verify_s": float(rng.uniform(0.02, 0.03)),
             "overhead_s": 1e-4, "drafter_cached": cached if setting.gamma else 0,

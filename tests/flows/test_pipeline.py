@@ -111,6 +111,28 @@ def test_a_lost_prompt_is_measured_again_and_the_others_are_kept(used, study_con
     assert all(before.get((r["cell_key"], r["doc_id"]), r["output_ids"]) == r["output_ids"] for r in rows)
 
 
+def untimed(rows):
+    """What must repeat: everything but seconds and the name of the run, in an order of its own."""
+    kept = [{k: v for k, v in row.items() if not k.endswith("_s") and k != "run_key"} for row in rows]
+    return sorted(kept, key=lambda row: (row["cell_key"], row["doc_id"], row.get("round", 0)))
+
+
+def test_the_same_study_in_another_workspace_writes_the_same_rows(finished, workspace, study_config):
+    """Targets and drafters are made anew as well."""
+    evaluation(str(study_config))
+    for kind in ("results/samples", "results/rounds"):
+        assert untimed(rows_of(workspace, kind)) == untimed(rows_of(finished, kind)) != []
+
+
+def test_cells_in_another_order_write_the_same_rows(finished, used, study_config):
+    order = ["grid.methods=[budgetdraft, sd_sparse, sd_full, ar]", "grid.contexts=[128, 64]"]
+    evaluation(str(study_config), [*order, "grid.budgets=[full, 48, 32]"])
+    for kind in ("results/samples", "results/rounds"):
+        before = rows_of(finished, kind)
+        after = [row for row in rows_of(used, kind) if row["run_key"] != before[0]["run_key"]]
+        assert untimed(after) == untimed(before) != []
+
+
 def test_a_changed_setting_makes_new_artifacts_beside_the_old(used, study_config):
     pipeline(str(study_config), ["grid.gammas=[2]"])
     assert len(list((used / "results" / "samples").glob("run_key=*"))) == 2
@@ -157,24 +179,26 @@ def test_mlflow_has_one_parent_with_a_child_per_stage_and_method(finished, study
     assert [r.info.run_name for r in parents] == ["tiny"]
     children = {r.info.run_name: r for r in runs if r.data.tags.get("mlflow.parentRunId") == parents[0].info.run_id}
     names = {
-        "targets",
-        "base drafter",
-        "budgetdraft drafter",
-        "grid ar",
-        "grid sd_full",
-        "grid sd_sparse",
-        "grid budgetdraft",
+        "tiny: targets",
+        "tiny: base drafter",
+        "tiny: budgetdraft drafter",
+        "tiny: grid ar",
+        "tiny: grid sd_full",
+        "tiny: grid sd_sparse",
+        "tiny: grid budgetdraft",
     }
     assert set(children) == names
     assert {r.info.status for r in runs} == {"FINISHED"}
     assert parents[0].data.params["key.targets"] and parents[0].data.params["grid.new_tokens"] == "12"
-    losses = client.get_metric_history(children["budgetdraft drafter"].info.run_id, "train/view_sparse/loss")
+    losses = client.get_metric_history(children["tiny: budgetdraft drafter"].info.run_id, "train/view_sparse/loss")
     assert sorted(m.step for m in losses) == [1, 2, 3, 4]
-    curve = client.get_metric_history(children["grid budgetdraft"].info.run_id, "acceptance/context_128_gamma_3")
+    curve = client.get_metric_history(children["tiny: grid budgetdraft"].info.run_id, "acceptance/context_128_gamma_3")
     assert sorted(m.step for m in curve) == [32, 48, 128]  # the full cache stands at its context
     report = [a.path for a in client.list_artifacts(parents[0].info.run_id, "report")]
     assert "report/report.html" in report
-    checkpoint = [a.path for a in client.list_artifacts(children["budgetdraft drafter"].info.run_id, "checkpoint")]
+    checkpoint = [
+        a.path for a in client.list_artifacts(children["tiny: budgetdraft drafter"].info.run_id, "checkpoint")
+    ]
     assert "checkpoint/model.safetensors" in checkpoint
 
 

@@ -1,6 +1,6 @@
 """The two kernels of a decode step on this machine: linear products and attention, ours against the library's.
 
-    python benchmarks/kernels.py
+    python benchmarks/products.py
 
 Ratios above 1 are in our favour: the library's median time over ours, measured in turn in one loop. Weights and caches
 are read from memory, not from the processor's cache, as in a model of many layers.
