@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -138,22 +138,7 @@ def _run_flow(stage: str, config: str, overrides: list[str], limit: int | None) 
 def _summary(study: Any) -> None:
     from reports.build import summary_rows
 
-    rows = summary_rows(study.workspace.root, study.keys.run)
-    table = Table(title=f"{study.config.name}: acceptance = accepted / drafted, 95 % intervals over prompts")
-    for name in ("method", "context", "budget", "gamma", "acceptance", "tokens/round", "decode speedup", "equal to ar"):
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for row in rows:
-        table.add_row(
-            row["method"],
-            str(row["context"]),
-            "full" if row["budget"] == -1 else str(row["budget"]),
-            str(row["gamma"]),
-            _interval(row),
-            _number(row["tokens_per_round"], "{:.2f}"),
-            _number(row["decode_speedup"], "{:.2f}x"),
-            row["exact"] + (f" ({row['failed']} failed)" if row["failed"] else ""),
-        )
-    console.print(table)
+    console.print(_cells(study.config.name, summary_rows(study.workspace.root, study.keys.run)))
     root = study.workspace.root
     report = study.workspace.report(study.keys.run) / "report.html"
     plain = "select method, context, budget, round(acceptance, 3) as acceptance from cells order by all"
@@ -163,6 +148,29 @@ def _summary(study: Any) -> None:
         f"  runs     {_bin('mlflow')} ui --backend-store-uri {_mlflow_uri(root)}", highlight=False, soft_wrap=True
     )
     console.print(f'  rows     {_bin("budgetdraft")} query "{plain}"', highlight=False, soft_wrap=True)
+
+
+def _cells(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One line per cell; what the grid has several of besides is named in a column of its own."""
+    table = Table(title=f"{name}: acceptance = accepted / drafted, 95 % intervals over prompts")
+    several = any(row["setting"] for row in rows)
+    for column in ("method", *(["setting"] if several else [])):
+        table.add_column(column)
+    for column in ("context", "budget", "gamma", "acceptance", "tokens/round", "decode speedup", "equal to ar"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row["method"],
+            *([row["setting"]] if several else []),
+            str(row["context"]),
+            "full" if row["budget"] == -1 else str(row["budget"]),
+            str(row["gamma"]),
+            _interval(row),
+            _number(row["tokens_per_round"], "{:.2f}"),
+            _number(row["decode_speedup"], "{:.2f}x"),
+            row["exact"] + (f" ({row['failed']} failed)" if row["failed"] else ""),
+        )
+    return table
 
 
 def _bin(name: str) -> str:
