@@ -40,7 +40,9 @@ Policy = Literal["attention_mass", "last_key", "sink_recent", "random", "oracle"
 PositionMode = Literal["absolute", "in_cache"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 GammaMode = Literal["fixed", "confidence", "adaptive"]
-MethodName = Literal["ar", "ngram", "sd_full", "sd_sparse", "streaming", "self_sparse", "budgetdraft"]
+MethodName = Literal[
+    "ar", "ngram", "sd_full", "hf_assisted", "sd_sparse", "streaming", "self_sparse", "triforce", "budgetdraft"
+]
 Workload = Literal["greedy", "sampled", "replay"]
 CellField = Literal[
     "method", "workload", "context", "budget", "policy", "position_mode", "gamma", "drafter", "temperature"
@@ -451,7 +453,7 @@ class GridConfig(SparseConfig):
         if "ar" not in self.methods:
             raise ValueError(f"methods = {self.methods}: `ar` must be among them; speedups and exact_match need it")
         self.check(self.policy, self.budgets)
-        sparse_only = [m for m in self.methods if m in ("sd_sparse", "streaming", "self_sparse")]
+        sparse_only = [m for m in self.methods if m in ("sd_sparse", "streaming", "self_sparse", "triforce")]
         if self.budgets == [FULL] and not self.budget_bytes and sparse_only:
             raise ValueError(f"budgets = [full]: `{sparse_only[0]}` needs at least one sparse budget")
         if taken := [name for name in self.drafters if name in OWN_DRAFTERS]:

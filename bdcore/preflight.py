@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig
+from bdcore.decoding.methods import METHODS
 from bdcore.documents import Document, check_corpus, load_documents
 from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, cells, unused_exclusions, writes
 from bdcore.evaluation.texts import documents_of, prompts_of
@@ -42,6 +43,7 @@ def check(config: Config) -> tuple[ModelShape, ModelShape]:
     drafter = drafter_shape(config.drafter, verifier)
     for name, source in config.grid.drafters.items():
         check_model(f"grid.drafters.{name}", source)
+    _check_methods(config.grid)
     _check_exclusions(config.grid)
     _check_positions(config, verifier, drafter)
     return verifier, drafter
@@ -166,6 +168,17 @@ def _check_lengths(field: str, length: int, count: int, documents: list[Document
         )
 
 
+def _check_methods(grid: GridConfig) -> None:
+    for name in grid.methods:
+        method = METHODS[name]
+        if not method.alone and not set(method.workloads) & set(grid.workloads):
+            legal = " and ".join(method.workloads)
+            raise ConfigError(
+                f"grid.workloads = {grid.workloads}: `{name}` is measured on {legal} alone; add one of these to "
+                f"workloads, or take {name} out of grid.methods"
+            )
+
+
 def _check_exclusions(grid: GridConfig) -> None:
     if unused := unused_exclusions(grid):
         raise ConfigError(f"grid.exclude: no cell is like {unused[0]}; mend it or take it out")
@@ -204,7 +217,8 @@ def _after(grid: GridConfig) -> dict[str, int]:
 
 def _check_drafter_positions(config: Config, drafter: ModelShape) -> None:
     grid, longest = config.grid, max(config.grid.contexts) + max(_after(config.grid).values())
-    unbounded = any(c.drafter and c.position_mode == "absolute" for c in cells(grid))
+    # The position mode of a cell with two levels is that of its middle one.
+    unbounded = any(c.drafter and c.position_mode == "absolute" and not c.how.two_levels for c in cells(grid))
     if longest > drafter.positions and unbounded:
         raise ConfigError(
             f"grid.contexts = {max(grid.contexts)}: beyond the drafter's {drafter.positions} positions; use a "

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 from bdcore.identity import atomic_path
 
 FULL_BUDGET = -1
+SELF = "self"
+"""`drafter_name` where the verifier drafts for itself."""
 
 _TOKENS = pa.list_(pa.int32())
 

@@ -6,7 +6,6 @@ from itertools import product
 import torch
 
 from bdcore.config import OWN_DRAFTERS, Config, ConfigError, GridConfig, TrainingConfig
-from bdcore.decoding.methods import SELF
 from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, WRITTEN, Cell, cells, writes
 from bdcore.evaluation.replay import all_positions
 from bdcore.identity import read_manifest
@@ -15,6 +14,7 @@ from bdcore.kv.budget import FULL
 from bdcore.models.shape import ModelShape
 from bdcore.preflight import check, inputs
 from bdcore.runtime import Runtime, resolve
+from bdcore.schema import SELF
 from bdcore.workspace import Workspace
 
 # Rates of a machine, in floating-point operations per second: what matters is the order of magnitude.
@@ -131,15 +131,20 @@ def _budget(budget: int) -> str:
 
 def _costs(config: Config, runtime: Runtime, verifier: ModelShape, drafter: ModelShape) -> Iterator[str]:
     size = 4 if runtime.grid_dtype == "float32" else 2
-    longest = _longest(config.grid)
+    longest, every = _longest(config.grid), cells(config.grid)
     training = 16 * (drafter.body_parameters + drafter.head_parameters) + 4 * drafter.hidden * drafter.vocab
-    measuring = size * (verifier.parameters + 2 * drafter.parameters) + verifier.kv_bytes(longest, size)
+    # The library's own loop fills a cache of its own beside ours.
+    caches = 2 if any(c.how.library for c in every) else 1
+    measuring = size * (verifier.parameters + 2 * drafter.parameters) + caches * verifier.kv_bytes(longest, size)
     yield "estimated memory"
     yield f"  training   {_gib(training)} of weights, gradients and optimizer state, activations beside"
     yield f"  evaluation {_gib(measuring)} of weights and the verifier's cache at {longest} tokens"
-    for budget in dict.fromkeys(c.budget for c in cells(config.grid) if c.drafter):
+    for budget in dict.fromkeys(c.budget for c in every if c.drafter):
         kept = longest if budget == FULL else budget
         yield f"  drafter's cache at B = {_budget(budget)}: {drafter.kv_bytes(kept, size) / 2**20:,.2f} MiB"
+    for budget in dict.fromkeys(c.budget for c in every if _drafts_for_itself(c)):
+        sparse = verifier.kv_bytes(budget, size) / 2**20
+        yield f"  verifier's cache at B = {budget}, where it drafts for itself: {sparse:,.2f} MiB"
     seconds = _seconds(config, runtime, verifier, drafter)
     yield "estimated time (an order of magnitude from typical rates; progress shows the real one)"
     for stage, value in seconds.items():
@@ -163,15 +168,22 @@ def _seconds(config: Config, runtime: Runtime, verifier: ModelShape, drafter: Mo
     step = size * verifier.parameters / bandwidth
     written = [c for c in cells(grid) if c.workload in WRITTEN]
     prefill = sum(verifier.flops(c, c // 2) for c in grid.contexts) / flops if writes(grid) else 0
+    # The library's own loop reads the prompt itself, in every cell.
+    prefill += sum(verifier.flops(c.context, c.context // 2) for c in written if c.how.library) / flops
     # `ar` runs again beside every few cells; what the verifier drafts for itself costs a step of its own.
     decoding = (
-        sum((1 + c.gamma * (c.drafter == SELF)) * (1 + 1 / grid.ar_every) for c in written) * grid.new_tokens * step
+        sum((1 + c.gamma * _drafts_for_itself(c)) * (1 + 1 / grid.ar_every) for c in written) * grid.new_tokens * step
     )
     return {
         "targets": (forced + generated) / flops,
         "training": learning / flops,
         "evaluation": _documents(grid) * (prefill + decoding + _replay_seconds(grid, verifier, drafter, flops, step)),
     }
+
+
+def _drafts_for_itself(cell: Cell) -> bool:
+    """Whether the verifier drafts, over a sparse cache; a small drafter before it only makes that cheaper."""
+    return cell.drafter == SELF or cell.how.two_levels
 
 
 def _replay_seconds(grid: GridConfig, verifier: ModelShape, drafter: ModelShape, flops: float, step: float) -> float:

@@ -12,8 +12,7 @@ from bdcore.collapse import (
     monotonicity,
     permutation_test,
 )
-from bdcore.decoding.methods import SELF
-from bdcore.schema import FULL_BUDGET
+from bdcore.schema import FULL_BUDGET, SELF
 from reports.series import SCENE, Series, aligned, grouped, scene_of, with_full
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bdcore.collapse import Estimate, quotient, ratio_of_sums
-from bdcore.decoding.methods import SELF
+from bdcore.schema import SELF
 from reports.series import Series, aligned, scene_of
 
 _SAME = ("corpus", "workload", "temperature", "context", "budget", "policy", "position_mode", "gamma", "gamma_mode")

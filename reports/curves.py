@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from bdcore.decoding.methods import SELF
+from bdcore.schema import SELF
 from reports.envelope import drafters
 from reports.figures import DASHES, MARKERS, PALETTE
 from reports.svg import Drawing, draw, style

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from bdcore.collapse import Estimate
-from bdcore.decoding.methods import SELF
+from bdcore.schema import SELF
 from reports.measured import Measured
 from reports.panels import budget_label, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style

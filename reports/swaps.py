@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from bdcore.collapse import Attribution, attribute_loss
 from bdcore.collapse.pairing import Sums
-from bdcore.decoding.methods import SELF
-from bdcore.schema import FULL_BUDGET
+from bdcore.schema import FULL_BUDGET, SELF
 from reports.series import SCENE, Series, aligned, grouped, scene_of
 
 _PLAIN = ("attention_mass", "absolute")

@@ -14,7 +14,6 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from bdcore.decoding.methods import SELF
 from bdcore.documents import Prompt
 from bdcore.evaluation.cell import measure_prompt, warm_up
 from bdcore.evaluation.grid import REPLAY, WRITTEN, Cell, cells
@@ -27,7 +26,7 @@ from bdcore.keys import drafter_keys
 from bdcore.models.drafter import Drafter, load_drafter
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, quiet
 from bdcore.runtime import environment, seed_for, torch_dtype
-from bdcore.schema import ROUNDS, SAMPLES, read_rows, write_rows
+from bdcore.schema import ROUNDS, SAMPLES, SELF, read_rows, write_rows
 from bdcore.study import Study
 from bdcore.targets.rows import document_ids
 from tasks.progress import ArtifactRef, Progress

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bdcore.decoding.cascade import Cascade, CascadeProposer
 from bdcore.decoding.draft_length import DraftRule
 from bdcore.decoding.lookup import Lookup, LookupProposer
 from bdcore.decoding.records import Decoded
@@ -58,7 +59,7 @@ def prefill(
 
 def decode(
     prefilled: Prefilled,
-    drafter: Drafter | Lookup | None,
+    drafter: Drafter | Lookup | Cascade | None,
     plan: CachePlan | None = None,
     *,
     gamma: int | DraftRule = 0,
@@ -91,7 +92,7 @@ def decode(
 
 def decode_batch(
     batch: Sequence[Prefilled],
-    drafter: Drafter | Lookup | None,
+    drafter: Drafter | Lookup | Cascade | None,
     plan: CachePlan | None = None,
     *,
     gamma: int | DraftRule = 0,
@@ -116,6 +117,9 @@ def decode_batch(
         row.begin(start.logits_V, start.seconds)
         if isinstance(drafter, Lookup):
             row.proposer = LookupProposer(drafter, row)
+        elif isinstance(drafter, Cascade):
+            assert plan is not None, "a cascade needs a cache plan"
+            row.proposer = CascadeProposer(drafter, replace(plan, block=max(rule.gamma + 1, 2)), row, play_round)
         elif drafter is not None:
             assert plan is not None, "a drafter needs a cache plan"
             row.proposer = Proposer(drafter, replace(plan, block=max(rule.gamma + 1, 2)), row)
@@ -134,8 +138,8 @@ def play_round(rows: Sequence[Row]) -> None:
     begun = time.perf_counter()
     propose(rows)
     proposed = time.perf_counter()
-    logits = feed_together([row.verifier for row in rows], [[row.tokens[-1], *row.draft] for row in rows])
-    verdicts = [row.verdict(logits_TV) for row, logits_TV in zip(rows, logits, strict=True)]
+    logits = feed_together([row.verifier for row in rows], [row.unread() for row in rows])
+    verdicts = [row.verdict(logits_TV[-len(row.draft) - 1 :]) for row, logits_TV in zip(rows, logits, strict=True)]
     checked = time.perf_counter()
     for row, (accepted, own) in zip(rows, verdicts, strict=True):
         row.commit(accepted, own)
@@ -156,7 +160,7 @@ def propose(rows: Sequence[Row]) -> None:
     drafting: list[Proposer] = []
     for row in rows:
         row.draft, row.drafted_from = [], []
-        if isinstance(row.proposer, LookupProposer):
+        if isinstance(row.proposer, LookupProposer | CascadeProposer):
             row.proposer.draft()
         elif row.proposer is not None and row.proposer.start():
             drafting.append(row.proposer)

@@ -50,6 +50,7 @@ class LookupProposer:
     """Drafts for one row by lookup. It has no cache and reads no prompt."""
 
     cache = None
+    kv_bytes = 0
 
     def __init__(self, lookup: Lookup, row: "Row") -> None:
         start = time.perf_counter()

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-SELF = "self"
-"""The verifier as a drafter."""
+from bdcore.schema import SELF
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,14 @@ class Method:
     """The one policy of the method; None: those of the grid."""
     position_mode: str | None = None
     """The one position mode of the method; None: those of the grid."""
+    two_levels: bool = False
+    """The drafter drafts for the verifier over a sparse cache, which has the grid's policy and position mode."""
+    library: bool = False
+    """Decoded by transformers' own loop, which reads the prompt itself."""
+    workloads: tuple[str, ...] = ("greedy", "sampled", "replay")
+    """What it is measured on, of the grid's."""
+    gamma_modes: tuple[str, ...] = ("fixed", "confidence", "adaptive")
+    """Those it follows; under another it drafts a fixed number."""
 
     @property
     def alone(self) -> bool:
@@ -31,15 +38,36 @@ class Method:
 METHODS = {
     m.name: m
     for m in (
-        Method("ar", None, sparse=False, full=True),
-        Method("ngram", None, sparse=False, full=True, lookup=True),
+        Method("ar", None, sparse=False, full=True, workloads=("greedy", "sampled")),
+        # A lookup has no probability of what it drafts.
+        Method("ngram", None, sparse=False, full=True, lookup=True, gamma_modes=("fixed", "adaptive")),
         Method("sd_full", "base", sparse=False, full=True),
+        # It would draw by the library's own random numbers, and a replay would need another loop than the library's.
+        Method(
+            "hf_assisted",
+            "base",
+            sparse=False,
+            full=True,
+            library=True,
+            workloads=("greedy",),
+            gamma_modes=("fixed",),
+        ),
         Method("sd_sparse", "base", sparse=True, full=False),
         # StreamingLLM: sinks and the newest tokens, re-rotated.
         Method("streaming", "base", sparse=True, full=False, policy="sink_recent", position_mode="in_cache"),
         # MagicDec: the verifier drafts for itself. With one draft token in a replay it is a practical ceiling of every
         # drafter that sees no more.
         Method("self_sparse", SELF, sparse=True, full=False),
+        # TriForce. A replay measures no time, and its drafts there would be those of `self_sparse`.
+        Method(
+            "triforce",
+            "base",
+            sparse=True,
+            full=False,
+            two_levels=True,
+            workloads=("greedy", "sampled"),
+            gamma_modes=("fixed", "adaptive"),
+        ),
         Method("budgetdraft", "trained", sparse=True, full=True),
     )
 }

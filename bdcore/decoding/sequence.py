@@ -41,6 +41,8 @@ class Row:
         self.draft: list[int] = []
         self.drafted_from: list[Tensor] = []
         """The distributions the drafts were drawn from; empty when greedy."""
+        self.drawn_from: list[Tensor] = []
+        """The verifier's distributions at the newest round's drafts and after them; empty when greedy."""
         self._random = torch.Generator().manual_seed(seed)
         self._stop = stop
         self._rounds: list[Round] = []
@@ -57,9 +59,19 @@ class Row:
     def remaining(self) -> int:
         return self.new_tokens - len(self.tokens)
 
+    def unread(self) -> list[int]:
+        """Tokens and drafts that the verifier has not been fed: the last token and the drafts, or more where it drafts
+        for another and fell behind.
+        """
+        return unread(self, self.verifier)
+
     def uniform(self) -> float:
         """The row's own next random number: the same whoever else is in the batch."""
         return float(torch.rand((), generator=self._random, dtype=torch.float64))
+
+    def fork(self) -> int:
+        """A seed for another stream of random numbers, the row's own too."""
+        return int(torch.randint(2**62, (), generator=self._random))
 
     def begin(self, logits_V: Tensor, prefill_s: float) -> None:
         """The first token, which the prompt's last logits give."""
@@ -76,6 +88,7 @@ class Row:
         if self.chooser.sampling.greedy:
             return accept_greedy(self.draft, self.chooser.best(logits_TV, ids))
         p_TV = self.chooser.probabilities(logits_TV, ids)
+        self.drawn_from = list(p_TV)
         return accept_sampled(self.draft, p_TV, self.drafted_from, [self.uniform() for _ in range(len(self.draft) + 1)])
 
     def commit(self, accepted: int, own: int) -> None:
@@ -112,7 +125,7 @@ class Row:
                 verify_s=verify_s,
                 overhead_s=overhead_s,
                 drafter_cached=cache.physical if cache else 0,
-                drafter_kv_bytes=cache.bytes() if cache else 0,
+                drafter_kv_bytes=self.proposer.kv_bytes if self.proposer else 0,
                 verifier_kv_bytes=self.verifier.cache.bytes(),
             )
         )
@@ -129,7 +142,7 @@ class Row:
             self.proposer.prefill_s if self.proposer else 0.0,
             self._decode_s,
             drafter_cached_peak=cache.peak_physical if cache else 0,
-            drafter_kv_bytes=cache.bytes() if cache else 0,
+            drafter_kv_bytes=self.proposer.kv_bytes if self.proposer else 0,
             verifier_kv_bytes=self.verifier.cache.bytes(),
             accepted_at=self._accepted_at,
             drafted_at=self._drafted_at,
@@ -156,22 +169,31 @@ class Proposer:
     def cache(self) -> KVStorage:
         return self.stepper.cache
 
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the drafter's keys and values, as allocated."""
+        return self.cache.bytes()
+
     def start(self) -> bool:
         """Ready for a round: whether the row wants drafts. Reads what is too long for one block."""
         self._wanted = min(self.row.length.next(), self.row.remaining - 1)
+        return self._wanted > 0 and self.catch_up(self._wanted)
+
+    def catch_up(self, wanted: int) -> bool:
+        """Whether it can draft. Reads on where what is unread leaves no room in a block for `wanted` drafts."""
         unread = self.unread()
         # A padding id of the verifier's head that a smaller drafter cannot read: the verifier goes on alone.
-        if self._wanted <= 0 or max(unread) >= self._readable:
+        if max(unread) >= self._readable:
             return False
         behind = unread[:-1]
-        if len(behind) + self._wanted > self.stepper.plan.block:  # after rounds without drafting
+        if len(behind) + wanted > self.stepper.plan.block:  # after rounds without drafting
             self.stepper.prefill(behind)
             self.stepper.fit()
         return True
 
     def unread(self) -> list[int]:
         """Tokens and drafts that the drafter has not been fed."""
-        return [*self.row.tokens, *self.row.draft][self.stepper.logical - len(self.row.prompt) :]
+        return unread(self.row, self.stepper)
 
     @torch.inference_mode()
     def draw(self, logits_1V: Tensor) -> bool:
@@ -195,7 +217,7 @@ class Proposer:
     def settle(self) -> float:
         """Forget rejected drafts, drop keys down to the budget, refresh the cache when it is due. Seconds of it."""
         start, row = time.perf_counter(), self.row
-        self.stepper.rollback(max(0, self.stepper.logical - (len(row.prompt) + len(row.tokens) - 1)))
+        self.rewind()
         self._settled += 1
         every, dropped = self.stepper.plan.refresh, self.stepper.physical < self.stepper.logical
         if every and dropped and self._settled % every == 0 and row.reason is None:
@@ -203,6 +225,15 @@ class Proposer:
             self.stepper.prefill(row.sequence[:-1])
         self.stepper.fit()
         return time.perf_counter() - start
+
+    def rewind(self) -> None:
+        """Forget rejected drafts."""
+        self.stepper.rollback(max(0, self.stepper.logical - (len(self.row.prompt) + len(self.row.tokens) - 1)))
+
+
+def unread(row: Row, stepper: Stepper) -> list[int]:
+    """Tokens and drafts of a row that a model has not been fed."""
+    return [*row.tokens, *row.draft][stepper.logical - len(row.prompt) :]
 
 
 def look(verifier: Stepper) -> Oracle:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from bdcore.config import Config
+from bdcore.decoding.assisted import decode_assisted
+from bdcore.decoding.cascade import Cascade
 from bdcore.decoding.decoder import Prefilled, decode, prefill
 from bdcore.decoding.draft_length import DraftRule
 from bdcore.decoding.lookup import Lookup
@@ -17,6 +19,7 @@ from bdcore.decoding.sampling import GREEDY, Sampling
 from bdcore.documents import Prompt
 from bdcore.evaluation.grid import SAMPLED, WRITTEN, Cell
 from bdcore.evaluation.rows import Bench, Row, decoded_row, failed_row, round_row
+from bdcore.models.drafter import Drafter
 from bdcore.models.stepper import CachePlan
 from bdcore.runtime import seed_for
 
@@ -114,7 +117,7 @@ def warm_up(bench: Bench, prompt: Prompt, cells: Sequence[Cell]) -> None:
     """Decode a few tokens with every drafter once, so that the first cell measured does not pay for first calls."""
     short = replace(prompt, ids=prompt.ids[:64])
     reader = _Reader(bench, short, cells)
-    for cell in {cell.drafter: cell for cell in cells if cell.workload in WRITTEN}.values():
+    for cell in {(cell.drafter, cell.how.library): cell for cell in cells if cell.workload in WRITTEN}.values():
         try:
             _decode(bench, reader.get(), short, cell, new_tokens=2)
         except Exception:  # what fails here fails again where it is measured, and leaves a row
@@ -139,19 +142,27 @@ def cell_plan(config: Config, cell: Cell) -> CachePlan:
     return cache_plan(config, budget=cell.budget, policy=cell.policy, position_mode=cell.position_mode)
 
 
+def _drafter(bench: Bench, cell: Cell) -> Drafter | Lookup | Cascade | None:
+    if cell.drafter is None:
+        return Lookup() if cell.how.lookup else None
+    drafter = bench.drafters[cell.drafter]
+    return Cascade(drafter) if cell.how.two_levels else drafter
+
+
 def _decode(bench: Bench, start: Prefilled, prompt: Prompt, cell: Cell, new_tokens: int | None = None) -> Decoded:
-    grid = bench.config.grid
-    plan, drafter, rule = None, None, DraftRule(cell.gamma_mode, cell.gamma, grid.confidence)
-    if cell.drafter is not None:
-        plan, drafter = cell_plan(bench.config, cell), bench.drafters[cell.drafter]
-    elif cell.lookup:
-        drafter = Lookup()
+    grid, drafter = bench.config.grid, _drafter(bench, cell)
+    rule, new_tokens = DraftRule(cell.gamma_mode, cell.gamma, grid.confidence), new_tokens or grid.new_tokens
+    if cell.how.library:
+        assert isinstance(drafter, Drafter), "assisted generation needs a model that drafts"
+        return decode_assisted(
+            bench.verifier, drafter, start.prompt, gamma=cell.gamma, new_tokens=new_tokens, eos=bench.eos
+        )
     return decode(
         start,
         drafter,
-        plan,
+        cell_plan(bench.config, cell) if cell.drafter else None,
         gamma=rule if drafter else 0,
-        new_tokens=new_tokens or grid.new_tokens,
+        new_tokens=new_tokens,
         eos=bench.eos,
         sampling=Sampling(cell.temperature, grid.top_k, grid.top_p) if cell.workload == SAMPLED else GREEDY,
         seed=seed_for(bench.config.seed, cell.workload, prompt.doc_id),

@@ -41,8 +41,9 @@ class Cell:
         return digest(asdict(self))
 
     @property
-    def lookup(self) -> bool:
-        return METHODS[self.method].lookup
+    def how(self) -> Method:
+        """The method's entry."""
+        return METHODS[self.method]
 
 
 def cells(grid: GridConfig) -> list[Cell]:
@@ -68,17 +69,18 @@ def unused_exclusions(grid: GridConfig) -> list[Exclusion]:
 
 def _excluded(cell: Cell, rule: Exclusion) -> bool:
     """Whether a cell meets every entry of an exclusion. `ar` stays: everything else is measured against it."""
-    if METHODS[cell.method].alone:
+    if cell.how.alone:
         return False
     return all(getattr(cell, name) in values for name, values in rule.items())
 
 
 def _method_cells(grid: GridConfig, method: Method, workload: str, context: int, temperature: float) -> list[Cell]:
+    if workload not in method.workloads:
+        return []
     if method.alone:
         alone = Cell(method.name, context, FULL, FULL_POLICY, "absolute", 0)
-        return [] if workload == REPLAY else [replace(alone, workload=workload, temperature=temperature)]
-    # A lookup has no probability of what it drafts.
-    mode = "fixed" if method.lookup and grid.gamma_mode == "confidence" else grid.gamma_mode
+        return [replace(alone, workload=workload, temperature=temperature)]
+    mode = grid.gamma_mode if grid.gamma_mode in method.gamma_modes else "fixed"
     return [
         Cell(
             method.name,

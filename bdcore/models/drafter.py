@@ -102,7 +102,7 @@ def save_drafter(drafter: Drafter, folder: Path, *, tokenizer: Any | None, facts
     pruned = drafter.model.lm_head
     try:
         if drafter.ids is not None:
-            drafter.model.lm_head = _full_head(pruned, drafter.ids, drafter.model.config.vocab_size)
+            drafter.model.lm_head = full_head(pruned, drafter.ids, drafter.model.config.vocab_size)
         drafter.model.save_pretrained(folder)
     finally:
         drafter.model.lm_head = pruned
@@ -112,10 +112,12 @@ def save_drafter(drafter: Drafter, folder: Path, *, tokenizer: Any | None, facts
     write_json(folder / DRAFTER_FILE, {**facts, "head_ids": ids})
 
 
-def _full_head(pruned: nn.Linear, ids: Tensor, vocab_size: int) -> nn.Linear:
+def full_head(pruned: nn.Linear, ids: Tensor, vocab_size: int) -> nn.Linear:
+    """A head of `vocab_size` outputs that prefers the same ids as the pruned one, whose outputs are `ids`."""
     # Every dropped id gets the mean of the kept rows: its logit is the mean of theirs, always below the best one. Zero
     # rows would win wherever all kept logits are negative; a kept id's own row wins ties for dropped ids before it.
-    full = nn.Linear(pruned.in_features, vocab_size, bias=False, device=pruned.weight.device)
+    where = {"device": pruned.weight.device, "dtype": pruned.weight.dtype}
+    full = nn.Linear(pruned.in_features, vocab_size, bias=False, **where)
     guard = pruned.weight.detach().mean(0, keepdim=True)
     full.weight.data.copy_(guard.expand(vocab_size, -1))
     full.weight.data[ids] = pruned.weight.detach()

@@ -1,7 +1,4 @@
-"""A drafter as a folder for others: plain transformers loads it, and takes it as `assistant_model` of its verifier.
-
-Legend: V ids of a vocabulary, D width of the model.
-"""
+"""A drafter as a folder for others: plain transformers loads it, and takes it as `assistant_model` of its verifier."""
 
 from importlib.metadata import metadata
 from pathlib import Path
@@ -10,13 +7,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import ModelCard
-from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from bdcore.config import ModelConfig
 from bdcore.identity import write_json
 from bdcore.models.drafter import DRAFTER_FILE, read_facts
 from bdcore.models.loading import EMBEDDED, eos_ids, load_tokenizer
+from bdcore.models.plain import fit_vocabulary
 
 
 def export_drafter(
@@ -37,27 +34,6 @@ def export_drafter(
     model.to(dtype).save_pretrained(out)
     tokenizer.save_pretrained(out)
     write_json(out / DRAFTER_FILE, {**read_facts(str(source)), **facts})
-
-
-def fit_vocabulary(model: Any, vocab: int) -> None:
-    """Give embedding and head exactly `vocab` rows, in place; transformers wants equal counts of both models.
-
-    Rows past `vocab` are no tokens and go. A new row is the mean of the others, so the head never prefers it.
-    """
-    if model.config.vocab_size == vocab:
-        return
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = embedding.weight is head.weight
-    embedding.weight = nn.Parameter(_rows(embedding.weight.detach(), vocab))
-    head.weight = embedding.weight if tied else nn.Parameter(_rows(head.weight.detach(), vocab))
-    embedding.num_embeddings = head.out_features = model.config.vocab_size = vocab
-
-
-def _rows(weight_VD: Tensor, vocab: int) -> Tensor:
-    missing = vocab - weight_VD.shape[0]
-    if missing <= 0:
-        return weight_VD[:vocab].clone()
-    return torch.cat([weight_VD, weight_VD.mean(0, keepdim=True).expand(missing, -1)])
 
 
 def generation_settings(verifier: str, revision: str | None, config: Any, tokenizer: Any) -> GenerationConfig:

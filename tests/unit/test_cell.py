@@ -268,6 +268,21 @@ def test_cells_are_told_as_they_end_in_order(bench, document):
     assert told == every
 
 
+def test_cells_in_another_order_give_the_same_rows(bench, document):
+    """Each cell starts from the prompt as it was read, whatever ran before it."""
+
+    def untimed(rows):
+        kept = [{k: v for k, v in row.items() if not k.endswith("_s")} for row in rows]
+        return sorted(kept, key=lambda row: (row["cell_key"], row.get("round", 0)))
+
+    ready = bench(methods=["ar", "ngram", "sd_full", "sd_sparse", "streaming", "budgetdraft"])
+    first, *others = cells(ready.config.grid)
+    there, back = (measure_prompt(ready, document, [first, *order]) for order in (others, others[::-1]))
+    assert len(there[0]) == len(others) + 1
+    for mine, theirs in zip(there, back, strict=True):
+        assert untimed(mine) == untimed(theirs)
+
+
 def test_ar_must_come_first(bench, document):
     ready = bench()
     with pytest.raises(AssertionError, match="ar comes first"):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import flows.generation  # noqa: F401  before the guards below: it must not keep a refusing loader
 from bdcore.models import loading
-from flows.cli import app
+from flows.cli import _cells, app
 from tests.tiny import write_study
 from tests.unit.test_reports import sample, store
 
@@ -189,6 +189,20 @@ def test_plan_counts_what_overrides_and_limit_leave(home, study):
     assert result.exit_code == 0 and "grid: 2 cells, 2 samples of 12 tokens" in result.stdout
 
 
+def test_plan_names_the_sparse_cache_of_a_verifier_that_drafts_for_itself(home, study):
+    def plan(methods):
+        result = call("plan", study, "--set", f"grid.methods=[{methods}]", "--set", "grid.contexts=[64]")
+        assert result.exit_code == 0, result.output
+        return result.stdout.splitlines()
+
+    plain, lines = plan("ar, sd_full"), plan("ar, sd_full, hf_assisted, triforce")
+    rows = {words[1]: words[2:] for words in map(str.split, lines) if words[:1] == ["greedy"]}
+    assert rows["hf_assisted"] == ["1", "B", "full", "gamma", "3"] and rows["triforce"][:3] == ["2", "B", "32,48"]
+    own = "  verifier's cache at B = 32, where it drafts for itself: "
+    assert [line.startswith(own) for line in lines].count(True) == 1
+    assert not any("drafts for itself" in line for line in plain)
+
+
 def test_plan_of_the_same_study_names_the_same_keys(home, study):
     assert call("plan", study).stdout == call("plan", study).stdout
 
@@ -310,3 +324,14 @@ def test_doctor_reports_a_workspace_that_cannot_be_written(monkeypatch, tmp_path
     (tmp_path / "x.yaml").write_text("gird: 1")
     result = call("doctor", str(tmp_path / "x.yaml"))
     assert result.exit_code == 1 and "BUDGETDRAFT_HOME" in result.stdout and "Traceback" not in result.output
+
+
+def test_the_table_of_cells_names_the_setting_where_the_grid_has_several():
+    row = dict.fromkeys(("acceptance", "lo", "hi", "tokens_per_round", "decode_speedup")) | {
+        "method": "ngram", "context": 512, "budget": -1, "gamma": 1, "exact": "0/0", "failed": 0
+    }  # fmt: skip
+    plain = _cells("s", [row | {"setting": ""}])
+    told = _cells("s", [row | {"setting": name} for name in ("pg19", "stdlib")])
+    assert [c.header for c in plain.columns][:2] == ["method", "context"]
+    assert [c.header for c in told.columns][:3] == ["method", "setting", "context"]
+    assert list(told.columns[1].cells) == ["pg19", "stdlib"]

@@ -105,8 +105,8 @@ def test_each_method_names_its_drafter_and_budgetdraft_takes_the_named_ones_too(
     every = cells(grid(methods=list(METHODS), drafters={"other": "a-folder"}, contexts=[100], gammas=[2]))
     drafters = {name: list(dict.fromkeys(c.drafter for c in every if c.method == name)) for name in METHODS}
     assert drafters == {
-        "ar": [None], "ngram": [None], "sd_full": ["base"], "sd_sparse": ["base"], "streaming": ["base"],
-        "self_sparse": ["self"], "budgetdraft": ["trained", "other"],
+        "ar": [None], "ngram": [None], "sd_full": ["base"], "hf_assisted": ["base"], "sd_sparse": ["base"],
+        "streaming": ["base"], "self_sparse": ["self"], "triforce": ["base"], "budgetdraft": ["trained", "other"],
     }  # fmt: skip
     own, other = ([c for c in every if c.drafter == name] for name in ("trained", "other"))
     assert other == [replace(c, drafter="other") for c in own]
@@ -118,6 +118,37 @@ def test_streaming_has_one_policy_and_position_mode_whatever_the_grid_has():
     assert [(c.budget, c.policy, c.position_mode) for c in every if c.method == "streaming"] == [
         (32, "sink_recent", "in_cache"), (64, "sink_recent", "in_cache"),
     ]  # fmt: skip
+
+
+def test_two_levels_take_the_grids_sparse_caches_and_the_librarys_loop_the_full_one():
+    settings = {"policy": ["random", "oracle"], "position_mode": "in_cache", "contexts": [100], "gammas": [2]}
+    every = cells(grid(methods=["ar", "triforce", "hf_assisted"], refresh=3, **settings))
+    assert [(c.method, c.budget, c.policy, c.position_mode, c.refresh) for c in every[1:]] == [
+        ("hf_assisted", FULL, "full", "absolute", 0),
+        *(("triforce", budget, policy, "in_cache", 3) for policy in ("random", "oracle") for budget in (32, 64)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "modes"),
+    [
+        ("fixed", {"hf_assisted": "fixed", "triforce": "fixed"}),
+        ("confidence", {"hf_assisted": "fixed", "triforce": "fixed"}),
+        ("adaptive", {"hf_assisted": "fixed", "triforce": "adaptive"}),
+    ],
+)
+def test_a_method_that_cannot_follow_the_grids_draft_length_drafts_a_fixed_number(mode, modes):
+    every = cells(grid(methods=["ar", *modes], gamma_mode=mode))
+    assert {c.method: c.gamma_mode for c in every if c.gamma} == modes
+
+
+def test_each_method_is_measured_on_its_own_workloads_alone():
+    names = ["ar", "hf_assisted", "triforce", "self_sparse"]
+    every = cells(grid(methods=names, workloads=["greedy", "sampled"]))
+    assert {w: {c.method for c in every if c.workload == w} for w in ("greedy", "sampled")} == {
+        "greedy": set(names), "sampled": {"ar", "triforce", "self_sparse"},
+    }  # fmt: skip
+    assert {c.method for c in cells(grid(methods=names, workloads="replay"))} == {"self_sparse"}
 
 
 def test_sampled_cells_stand_at_every_temperature_each_with_its_own_ar():
@@ -154,6 +185,7 @@ def test_cells_that_meet_every_entry_of_an_exclusion_are_left_out_but_never_ar()
         ({"gammas": []}, "give at least one value"),
         ({"contexts": [100, 100]}, "each once"),
         ({"budgets": ["full"], "methods": ["ar", "self_sparse"]}, "`self_sparse` needs at least one sparse budget"),
+        ({"budgets": ["full"], "methods": ["ar", "triforce"]}, "`triforce` needs at least one sparse budget"),
         ({"exclude": [{"methods": ["ar"]}]}, "exclude"),
         ({"drafters": {"base": "x"}}, "`base` is the study's own"),
         ({"drafters": {"x": "y"}, "methods": ["ar", "sd_full"]}, "measured by `budgetdraft`"),

@@ -93,6 +93,19 @@ def test_in_cache_positions_stay_within_the_drafters_only_for_sparse_budgets(fol
     )
 
 
+def test_two_levels_keep_the_drafter_within_its_positions_and_the_librarys_loop_does_not(folder):
+    check(load_config(folder / "tiny.yaml", [REFUSE, "grid.methods=[ar, triforce]"]))
+    assert "128 positions" in refusal(folder, REFUSE, "grid.methods=[ar, triforce, hf_assisted]")
+
+
+@pytest.mark.parametrize(("method", "workload"), [("hf_assisted", "sampled"), ("triforce", "replay")])
+def test_a_method_without_a_workload_of_its_own_is_refused_by_name(folder, method, workload):
+    methods = f"grid.methods=[ar, sd_full, {method}]"
+    text = refusal(folder, methods, f"grid.workloads=[{workload}]")
+    assert f"`{method}` is measured on greedy" in text and f"take {method} out of grid.methods" in text
+    check(load_config(folder / "tiny.yaml", [methods, f"grid.workloads=[{workload}, greedy]"]))
+
+
 @pytest.mark.parametrize("stage", ["base", "training"])
 def test_training_past_the_drafters_positions_is_refused_where_the_study_says_so(folder, stage):
     text = refusal(folder, REFUSE, "grid.contexts=[64]", f"{stage}.prefix_lengths={{120: 1}}")
