@@ -21,14 +21,18 @@ WITH drafting AS (SELECT * FROM samples WHERE run_key = $1 AND status = 'ok' AND
 mine AS (
   SELECT * FROM drafting s WHERE (workload, gamma, context) =
     (SELECT (workload, max(gamma), max(context)) FROM drafting d WHERE d.workload = s.workload GROUP BY workload)
+),
+counted AS (
+  SELECT cell_key, doc_id, drafted, accepted, count(*) AS times FROM rounds
+  WHERE run_key = $1 AND cell_key IN (SELECT cell_key FROM mine) GROUP BY ALL
 )
 SELECT coalesce(m.drafter_name, m.method) AS drafter_name, m.corpus, m.context, m.budget, m.policy, m.position_mode,
-  m.doc_id, 'position in the draft, ' || m.workload || ', gamma ' || m.gamma AS by, i.position AS label,
-  count(*) FILTER (WHERE r.accepted >= i.position - 1) AS drafted,
-  count(*) FILTER (WHERE r.accepted >= i.position) AS accepted
-FROM mine m JOIN rounds r ON r.run_key = $1 AND r.cell_key = m.cell_key AND r.doc_id = m.doc_id
-  JOIN (SELECT unnest(range(1, 1 + (SELECT max(gamma) FROM mine))) AS position) i ON i.position <= r.drafted
-GROUP BY ALL HAVING count(*) FILTER (WHERE r.accepted >= i.position - 1) > 0 ORDER BY ALL
+  m.doc_id, 'position in the draft, ' || m.workload || ', gamma ' || m.gamma AS "by", i.position AS label,
+  sum(r.times)::BIGINT AS drafted, coalesce(sum(r.times) FILTER (WHERE r.accepted >= i.position), 0)::BIGINT AS accepted
+FROM mine m JOIN counted r USING (cell_key, doc_id)
+  JOIN (SELECT unnest(range(1, 1 + (SELECT max(gamma) FROM mine))) AS position) i
+  ON i.position <= r.drafted AND i.position - 1 <= r.accepted
+GROUP BY ALL
 """
 
 # First drafts alone, at the smallest gamma: one position of a replay is one trial, whatever the draft length.
@@ -41,9 +45,9 @@ WITH mine AS (
     AND s.context = (SELECT max(context) FROM samples WHERE run_key = $1 AND workload = 'replay')
 )
 SELECT m.drafter_name, m.corpus, m.context, m.budget, m.policy, m.position_mode, m.doc_id,
-  '{by}' AS by, {label} AS label, count(*) AS drafted, count(*) FILTER (WHERE r.accepted > 0) AS accepted
+  '{by}' AS "by", {label} AS label, count(*) AS drafted, count(*) FILTER (WHERE r.accepted > 0) AS accepted
 FROM mine m JOIN rounds r ON r.run_key = $1 AND r.cell_key = m.cell_key AND r.doc_id = m.doc_id
-WHERE r.drafted > 0 AND r.token_class IS NOT NULL GROUP BY ALL ORDER BY ALL
+WHERE r.drafted > 0 AND r.token_class IS NOT NULL GROUP BY ALL
 """
 _LABELS = {
     "token class": "r.token_class",
@@ -51,6 +55,12 @@ _LABELS = {
       WHEN r.evidence <= 64 THEN '1 to 64' WHEN r.evidence <= 256 THEN '65 to 256'
       WHEN r.evidence <= 1024 THEN '257 to 1024' ELSE 'above 1024' END""",
 }
+# Labels are few, documents are many: one row per cell and label, a list over its documents in each column.
+_LISTS = f"""
+SELECT "by", {", ".join(_NAMES)}, label, list(accepted ORDER BY doc_id) AS accepted,
+  list(drafted ORDER BY doc_id) AS drafted
+FROM ({{sql}}) GROUP BY ALL ORDER BY ALL
+"""
 _ORDER = ("1 to 64", "65 to 256", "257 to 1024", "above 1024", "not in the text")
 
 
@@ -73,15 +83,19 @@ def deaths(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Deaths]:
     """Empty where nothing was recorded round by round."""
     if "rounds" not in names_known(connection):
         return []
-    queries = [_BY_POSITION, *(_BY_TOKEN.format(by=by, label=label) for by, label in _LABELS.items())]
+    # A query over rounds opens thousands of files: none is asked for nothing.
+    replayed = records(connection, "SELECT 1 FROM samples WHERE run_key = ? AND workload = 'replay' LIMIT 1", [run_key])
+    by_token = [_BY_TOKEN.format(by=by, label=label) for by, label in _LABELS.items()] if replayed else []
+    queries = [_BY_POSITION, *by_token]
     return [found for sql in queries for found in _asked(connection, run_key, sql)]
 
 
 def _asked(connection: duckdb.DuckDBPyConnection, run_key: str, sql: str) -> list[Deaths]:
-    cells: dict[tuple[Any, ...], dict[str, dict[Hashable, Sums]]] = defaultdict(lambda: defaultdict(dict))
-    for row in records(connection, sql, [run_key]):
-        cells[tuple(row[n] for n in ("by", *_NAMES))][row["doc_id"]][row["label"]] = (row["accepted"], row["drafted"])
-    return [Deaths(*key, _ordered(by_label(list(found.values())))) for key, found in cells.items()]
+    cells: dict[tuple[Any, ...], dict[Hashable, list[Sums]]] = defaultdict(dict)
+    for row in records(connection, _LISTS.format(sql=sql), [run_key]):
+        pairs = list(zip(row["accepted"], row["drafted"], strict=True))
+        cells[tuple(row[n] for n in ("by", *_NAMES))][row["label"]] = pairs
+    return [Deaths(*key, _ordered(by_label(sums))) for key, sums in cells.items()]
 
 
 def _ordered(groups: list[Group]) -> list[Group]:

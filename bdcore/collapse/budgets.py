@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bdcore.collapse.intervals import Floats
+from bdcore.collapse.intervals import DRAWN, Floats, Ints, totals
 from bdcore.collapse.pairing import Sums, complete
 from bdcore.collapse.words import budget_order
 
@@ -61,13 +61,18 @@ class Budgets:
         A document is drawn with all its budgets. Deviations are widened by sqrt(n / (n - 1)), since documents drawn
         from n documents vary less than documents drawn anew.
         """
+        sums = totals(self.columns)
+
+        def resampled(drawn: Ints, axis: int = -1) -> Floats:
+            return ratios(*sums(drawn, axis)[..., None])
+
         drawn: Floats = _bootstrap(
-            self.columns,
-            ratios,
-            paired=True,
+            (np.arange(self.n),),
+            resampled,
             vectorized=True,
             n_resamples=resamples,
             method="percentile",
+            batch=max(1, DRAWN // self.n),
             rng=np.random.default_rng(seed),
         ).bootstrap_distribution
         return null[:, None] + np.sqrt(self.n / (self.n - 1)) * (drawn - self.acceptance[:, None])

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bdcore.collapse.intervals import LEVEL, MIN_PROMPTS, Floats
+from bdcore.collapse.intervals import DRAWN, LEVEL, MIN_PROMPTS, Floats
 from bdcore.collapse.pairing import Sums, complete
 from bdcore.collapse.words import probability
 
 RESAMPLES = 9999
 """2 ** 13 swaps are fewer: the test is exact up to 13 documents."""
+RANDOM = 1999
+"""Swaps drawn where there are too many to try them all."""
 
 _permutation_test: Callable[..., Any] = stats.permutation_test
 
@@ -49,7 +51,8 @@ def permutation_test(
     """Paired two-sided permutation test of sum / sum; entry i of both is the same document.
 
     A document's pairs (accepted, drafted) trade places as a whole, which is a sign-flip test that also holds for ratios
-    of sums. Documents where either is undefined are left out. Random above `resamples` swaps, then never p = 0.
+    of sums. Documents where either is undefined are left out. Above `resamples` swaps a
+    random sample of them is drawn, and p is never 0.
     """
     table = complete(first, second)
     n = table.shape[1]
@@ -57,24 +60,26 @@ def permutation_test(
         least = f" With {n} documents no p-value below {_smallest(n):.3g} is possible." if n else ""
         text = f"{names[0]} and {names[1]} cannot be compared: {n} of the {min_prompts} documents needed.{least}"
         return Permutation("insufficient", None, None, n, _smallest(n) if n else None, True, text)
-    top, bottom = np.concatenate(table[[0, 2]]), np.concatenate(table[[1, 3]])
+    exact, sums = 2**n <= resamples, table.sum(-1)
+    swapped_N2 = (table[2:] - table[:2]).T  # what a swap adds to the first's sums and takes from the second's
 
-    def gap(i: Floats, j: Floats, axis: int = -1) -> Floats:
+    def gap(i: Floats, _: Floats, axis: int = -1) -> Floats:
         # What is swapped are indices: scipy swaps single numbers, and a ratio of sums needs two.
-        mine, theirs = i.astype(np.int64), j.astype(np.int64)
-        return top[mine].sum(axis) / bottom[mine].sum(axis) - top[theirs].sum(axis) / bottom[theirs].sum(axis)
+        moved = (i >= n).astype(np.float64) @ swapped_N2
+        top, bottom = np.moveaxis(moved, -1, 0)
+        return (sums[0] + top) / (sums[1] + bottom) - (sums[2] - top) / (sums[3] - bottom)
 
     result = _permutation_test(
         (np.arange(n), np.arange(n, 2 * n)),
         gap,
         permutation_type="samples",
         vectorized=True,
-        n_resamples=resamples,
+        n_resamples=resamples if exact else min(resamples, RANDOM),
+        batch=max(1, DRAWN // n),
         rng=np.random.default_rng(seed),
     )
-    exact = 2**n <= resamples
     differing = int(((table[0] != table[2]) | (table[1] != table[3])).sum())
-    smallest = _smallest(differing) if exact else max(_smallest(differing), 2 / (resamples + 1))
+    smallest = _smallest(differing) if exact else max(_smallest(differing), 2 / (min(resamples, RANDOM) + 1))
     value, p_value = float(result.statistic), float(result.pvalue)
     status = "different" if p_value < level else "no evidence"
     text = _words(names, value, p_value, n, smallest, exact, level)

@@ -10,17 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate, Floats
+from bdcore.collapse.intervals import CONFIDENCE, DRAWN, RESAMPLES, Estimate, Floats, Ints, totals
 
 _TOGETHER = 256
 """Ratios that share their resamples: what bounds the memory of a grid of many cells."""
-_DRAWN = 2**21
-"""Prompts drawn at a time: what bounds the memory of a grid of many prompts."""
-
-Ints = NDArray[np.int64]
 Values = Sequence[float | None]
 """One per prompt."""
 
@@ -88,16 +83,12 @@ def _no_spread(top_N: Floats, bottom_N: Floats) -> bool:
 
 
 def _statistic(pairs: Sequence[tuple[Floats, Floats]]) -> Callable[..., Floats]:
-    """Ratios (K, R) of drawn prompts (R, N). How often each was drawn, times the sums, is one product for them all."""
-    n, k = len(pairs[0][0]), len(pairs)
-    sums_NC = np.stack([*(top for top, _ in pairs), *(bottom for _, bottom in pairs)], axis=1)
+    """Ratios (K, R) of drawn prompts (R, N)."""
+    sums, k = totals([*(top for top, _ in pairs), *(bottom for _, bottom in pairs)]), len(pairs)
 
     def ratios(drawn: Ints, axis: int = -1) -> Floats:
-        drawn_RN = drawn.reshape(-1, drawn.shape[axis])
-        places = drawn_RN + n * np.arange(len(drawn_RN))[:, None]
-        times_RN = np.bincount(places.ravel(), minlength=n * len(drawn_RN)).reshape(-1, n)
-        totals_CR = (times_RN.astype(np.float64) @ sums_NC).T
-        return (totals_CR[:k] / totals_CR[k:]).reshape(k, *drawn.shape[:-1])
+        found = sums(drawn, axis)
+        return found[:k] / found[k:]
 
     return ratios
 
@@ -109,7 +100,7 @@ def _bounds(
     none (a resample of 0 / 0).
     """
     n = len(pairs[0][0])
-    how: dict[str, Any] = {"vectorized": True, "confidence_level": confidence, "batch": max(1, _DRAWN // n)}
+    how: dict[str, Any] = {"vectorized": True, "confidence_level": confidence, "batch": max(1, DRAWN // n)}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         data, statistic = (np.arange(n),), _statistic(pairs)

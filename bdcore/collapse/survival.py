@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate
 from bdcore.collapse.pairing import Sums
-from bdcore.collapse.ratios import ratio_of_sums
+from bdcore.collapse.ratios import ratios_of_sums
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,17 @@ class Group:
 
 
 def by_label(
-    documents: Sequence[Mapping[Hashable, Sums]], *, confidence: float = CONFIDENCE, resamples: int = RESAMPLES
+    sums: Mapping[Hashable, Sequence[Sums]], *, confidence: float = CONFIDENCE, resamples: int = RESAMPLES
 ) -> list[Group]:
-    """One entry per label, in order of first appearance. `documents`: label -> (accepted, drafted) of one document.
+    """One entry per label, in their order. `sums`: label -> (accepted, drafted) of every document that has it.
 
     Documents, not drafts, are resampled: a document is drawn with all its drafts of the label.
     """
-    labels = dict.fromkeys(label for document in documents for label in document)
-    sums = {label: [d[label] for d in documents if label in d] for label in labels}
+    ratios = [([a for a, _ in s], [b for _, b in s]) for s in sums.values()]
+    found = ratios_of_sums(ratios, confidence=confidence, resamples=resamples)
     rejected = {label: sum(b - a for a, b in s if a is not None and b is not None) for label, s in sums.items()}
     total = sum(rejected.values())
     return [
-        Group(
-            label,
-            ratio_of_sums([a for a, _ in s], [b for _, b in s], confidence=confidence, resamples=resamples),
-            rejected[label] / total if total else None,
-        )
-        for label, s in sums.items()
+        Group(label, acceptance, rejected[label] / total if total else None)
+        for label, acceptance in zip(sums, found, strict=True)
     ]
