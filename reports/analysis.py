@@ -47,22 +47,23 @@ class Analysis:
     worth: list[Worth]
     deaths: list[Deaths]
     speedups: list[SpeedupCollapse]
+    budgets: list[BudgetTest]
 
 
 def analyse(connection: duckdb.DuckDBPyConnection, run_key: str, cells: Sequence[Measured]) -> Analysis:
     series = per_document(connection, run_key)
     swaps, paying, died = attributions(series), worth(connection, run_key, series), deaths(connection, run_key)
-    speedups = speedup_boundaries(c.cell() for c in cells)
+    speedups, budgets = speedup_boundaries(c.cell() for c in cells), budget_tests(series)
     made = [
         _speedups(speedups),
         _attribution(swaps),
         _ceilings(series),
-        _budgets(budget_tests(series)),
+        _budgets(budgets),
         _drafters(series),
         _deaths(died),
         _break_even(paying),
     ]
-    return Analysis([section for section in made if section.rows], swaps, paying, died, speedups)
+    return Analysis([section for section in made if section.rows], swaps, paying, died, speedups, budgets)
 
 
 def as_csv(section: Section) -> tuple[list[str], list[list[Any]]]:

@@ -12,14 +12,13 @@ from bdcore.collapse import (
     MIN_PROMPTS,
     BudgetEffect,
     Collapse,
-    SpeedupCollapse,
     budget_effects,
     collapse_boundaries,
     headlines,
 )
 from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES
 from bdcore.collapse.verdicts import SHARE
-from reports.analysis import analyse
+from reports.analysis import Analysis, analyse
 from reports.charts import analysis_figures
 from reports.comparison import beside_paper
 from reports.figures import PHASES, all_figures
@@ -116,7 +115,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "headlines": headlines(collapses),
         "collapses": collapses,
         "effects": effects,
-        "notes": [*partial["notes"], *_skipped(skipped), *_notes(cells, failed, collapses, effects, analysis.speedups)],
+        "notes": [*partial["notes"], *_skipped(skipped), *_notes(cells, failed, collapses, effects, analysis)],
         "missing": partial["cells"],
         "skipped": skipped,
         "frontier": records(connection, _FRONTIER, [run_key]),
@@ -185,21 +184,17 @@ def _notes(
     failed: Sequence[Any],
     collapses: Sequence[Collapse],
     effects: Sequence[BudgetEffect],
-    speedups: Sequence[SpeedupCollapse],
+    analysis: Analysis,
 ) -> list[str]:
     """Sentences that qualify the verdict: failures, speed, exactness, degenerate text, budget."""
     notes = [f"{_count(len(failed), 'sample')} failed: listed below, counted nowhere else."] if failed else []
-    if speedups:
+    if speedups := analysis.speedups:
         slower, likely = (sum(s.status == status for s in speedups) for status in ("collapsed", "likely"))
         notes.append(
             f"Decoding is slower than the verifier alone at some context in {slower} of {len(speedups)} series, and "
             f"likely so in {likely} more."
         )
-    same = sum(e.status == "no effect" for e in effects)
-    if effects:
-        notes.append(
-            f"Budget has no effect within the intervals in {same} of {len(effects)} comparisons at equal gamma."
-        )
+    notes += _budget_note(effects, analysis)
     drafting = [c.row for c in cells if c.row["gamma"] > 0]
     checked, exact = sum(r["exact_checked"] for r in drafting), sum(r["exact_matches"] for r in drafting)
     if checked:
@@ -217,6 +212,18 @@ def _notes(
             f"Without them {changed} of {_count(len(collapses), 'collapse verdict')} would be different."
         )
     return notes
+
+
+def _budget_note(effects: Sequence[BudgetEffect], analysis: Analysis) -> list[str]:
+    """By the tests over the same documents, which see more than intervals side by side, where they can judge."""
+    if tests := [t for t in analysis.budgets if t.sensitivity.p_value is not None]:
+        matters = sum(t.sensitivity.status == "sensitive" for t in tests)
+        worse = sum(t.monotonicity.status == "dip" for t in tests)
+        compared = _count(len(tests), "comparison")
+        return [f"The budget matters in {matters} of {compared} over the same documents; more is worse in {worse}."]
+    same = sum(e.status == "no effect" for e in effects)
+    text = f"Budget has no effect within the intervals in {same} of {len(effects)} comparisons at equal gamma."
+    return [text] if effects else []
 
 
 def _count(number: int, noun: str) -> str:

@@ -468,7 +468,7 @@ def test_report_says_the_verdict_and_what_is_missing(report, name):
     assert "sd_sparse collapses in 2 of 2 series" in text
     assert "Earliest: sd_sparse, budget 64, gamma 4: collapses at 4096 tokens" in text
     assert "budgetdraft does not collapse in 2 of 2 series" in text
-    assert "Budget has no effect within the intervals in 6 of 6 comparisons" in text
+    assert "The budget matters in 0 of 1 comparison over the same documents; more is worse in 0." in text
     assert "CUDA out of memory" in text
     assert "1 sample failed" in text
     assert "This run is partial: " in text
@@ -778,3 +778,16 @@ def test_missing_prompts_are_counted_drafter_by_drafter(workspace, tmp_path):
     assert [line for line in missing.splitlines() if "budgetdraft" in line] == [
         "| budgetdraft | other | stdlib | greedy | 1024 | 64 | attention_mass | absolute | 4 | 1 |"
     ]
+
+
+def test_the_verdict_on_the_budget_is_that_of_the_paired_test(workspace, tmp_path):
+    """Documents differ more than budgets do: side by side the intervals overlap, document by document it is plain."""
+    rows = [
+        sample(doc=doc, budget=budget, drafted=200, accepted=20 * doc + more * (8 + doc % 3))
+        for doc in range(1, 9)
+        for budget, more in ((64, 0), (128, 1))
+    ]
+    store(workspace, rows)
+    page = build_report(workspace, RUN, tmp_path / "out", facts={})["report.md"].read_text()
+    assert "The budget matters in 1 of 1 comparison over the same documents; more is worse in 0." in page
+    assert "**no effect**" in page
