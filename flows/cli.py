@@ -157,7 +157,7 @@ def _cells(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for column in ("method", *(["setting"] if several else [])):
         table.add_column(column)
     for column in ("context", "budget", "gamma", "acceptance", "tokens/round", "decode speedup", "equal to ar"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row["method"],
