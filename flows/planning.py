@@ -134,7 +134,7 @@ def _costs(config: Config, runtime: Runtime, verifier: ModelShape, drafter: Mode
     longest, every = _longest(config.grid), cells(config.grid)
     training = 16 * (drafter.body_parameters + drafter.head_parameters) + 4 * drafter.hidden * drafter.vocab
     # The library's own loop fills a cache of its own beside ours.
-    caches = 2 if any(c.how.library for c in every) else 1
+    caches = 2 if any(c.how.assisted for c in every) else 1
     measuring = size * (verifier.parameters + 2 * drafter.parameters) + caches * verifier.kv_bytes(longest, size)
     yield "estimated memory"
     yield f"  training   {_gib(training)} of weights, gradients and optimizer state, activations beside"
@@ -169,7 +169,7 @@ def _seconds(config: Config, runtime: Runtime, verifier: ModelShape, drafter: Mo
     written = [c for c in cells(grid) if c.workload in WRITTEN]
     prefill = sum(verifier.flops(c, c // 2) for c in grid.contexts) / flops if writes(grid) else 0
     # The library's own loop reads the prompt itself, in every cell.
-    prefill += sum(verifier.flops(c.context, c.context // 2) for c in written if c.how.library) / flops
+    prefill += sum(verifier.flops(c.context, c.context // 2) for c in written if c.how.assisted) / flops
     # `ar` runs again beside every few cells; what the verifier drafts for itself costs a step of its own.
     decoding = (
         sum((1 + c.gamma * _drafts_for_itself(c)) * (1 + 1 / grid.ar_every) for c in written) * grid.new_tokens * step

@@ -77,9 +77,8 @@ def position_curves(deaths: Sequence[Deaths]) -> Drawing | None:
         for one in (d for d in drawn if (d.by, d.corpus, d.context) == (by, corpus, context)):
             i, label = lines.index(_view(one)), _view(one)
             points = [(g.label, g.acceptance) for g in one.groups if g.acceptance.value is not None]
-            look = {"color": PALETTE[i % len(PALETTE)], "linestyle": DASHES[i % len(DASHES)]}
             xs, ys = [x for x, _ in points], [e.value for _, e in points]
-            ax.plot(xs, ys, marker=MARKERS[i % len(MARKERS)], markersize=4.5, linewidth=1.5, label=label, **look)
+            ax.plot(xs, ys, markersize=4.5, linewidth=1.5, label=label, **_look(i))
             told.append(f"{corpus}, {label}: " + ", ".join(f"{y:.2f} at {x}" for x, y in zip(xs, ys, strict=True)))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_xlabel("position in the draft")
@@ -202,15 +201,20 @@ def _line(
         return []
     label = method if budget is None else f"{method}, {'full cache' if budget < 0 else f'budget {budget}'}"
     xs, ys = [x_of(c) for c in cells], [y_of(c) for c in cells]
-    look = {
-        "color": PALETTE[i % len(PALETTE)],
-        "linestyle": DASHES[i % len(DASHES)],
-        "marker": MARKERS[i % len(MARKERS)],
-    }
+    look = _look(i)
     ax.plot(xs, [y.value for y in ys], markersize=5, linewidth=1.6, label=label, **look)
     bounds = [(x, y.low, y.high) for x, y in zip(xs, ys, strict=True) if y.low is not None]
     ax.vlines([b[0] for b in bounds], [b[1] for b in bounds], [b[2] for b in bounds], color=look["color"], alpha=0.4)
     return [f"{panel}, {label}: " + ", ".join(f"{y.value:.2f} at {x:.3g}" for x, y in zip(xs, ys, strict=True))]
+
+
+def _look(i: int) -> dict[str, str]:
+    """Colour, dash and marker of the line with this number: it is known by more than its colour."""
+    return {
+        "color": PALETTE[i % len(PALETTE)],
+        "linestyle": DASHES[i % len(DASHES)],
+        "marker": MARKERS[i % len(MARKERS)],
+    }
 
 
 def break_even_map(worth: Sequence[Worth]) -> Drawing | None:

@@ -61,6 +61,7 @@ def permutation_test(
         text = f"{names[0]} and {names[1]} cannot be compared: {n} of the {min_prompts} documents needed.{least}"
         return Permutation("insufficient", None, None, n, _smallest(n) if n else None, True, text)
     exact, sums = 2**n <= resamples, table.sum(-1)
+    tried = resamples if exact else min(resamples, RANDOM)
     swapped_N2 = (table[2:] - table[:2]).T  # what a swap adds to the first's sums and takes from the second's
 
     def gap(i: Floats, _: Floats, axis: int = -1) -> Floats:
@@ -74,12 +75,12 @@ def permutation_test(
         gap,
         permutation_type="samples",
         vectorized=True,
-        n_resamples=resamples if exact else min(resamples, RANDOM),
+        n_resamples=tried,
         batch=max(1, DRAWN // n),
         rng=np.random.default_rng(seed),
     )
     differing = int(((table[0] != table[2]) | (table[1] != table[3])).sum())
-    smallest = _smallest(differing) if exact else max(_smallest(differing), 2 / (min(resamples, RANDOM) + 1))
+    smallest = _smallest(differing) if exact else max(_smallest(differing), 2 / (tried + 1))
     value, p_value = float(result.statistic), float(result.pvalue)
     status = "different" if p_value < level else "no evidence"
     text = _words(names, value, p_value, n, smallest, exact, level)

@@ -22,7 +22,7 @@ class Method:
     """The one position mode of the method; None: those of the grid."""
     two_levels: bool = False
     """The drafter drafts for the verifier over a sparse cache, which has the grid's policy and position mode."""
-    library: bool = False
+    assisted: bool = False
     """Decoded by transformers' own loop, which reads the prompt itself."""
     workloads: tuple[str, ...] = ("greedy", "sampled", "replay")
     """What it is measured on, of the grid's."""
@@ -48,7 +48,7 @@ METHODS = {
             "base",
             sparse=False,
             full=True,
-            library=True,
+            assisted=True,
             workloads=("greedy",),
             gamma_modes=("fixed",),
         ),

@@ -117,7 +117,7 @@ def warm_up(bench: Bench, prompt: Prompt, cells: Sequence[Cell]) -> None:
     """Decode a few tokens with every drafter once, so that the first cell measured does not pay for first calls."""
     short = replace(prompt, ids=prompt.ids[:64])
     reader = _Reader(bench, short, cells)
-    for cell in {(cell.drafter, cell.how.library): cell for cell in cells if cell.workload in WRITTEN}.values():
+    for cell in {(cell.drafter, cell.how.assisted): cell for cell in cells if cell.workload in WRITTEN}.values():
         try:
             _decode(bench, reader.get(), short, cell, new_tokens=2)
         except Exception:  # what fails here fails again where it is measured, and leaves a row
@@ -152,7 +152,7 @@ def _drafter(bench: Bench, cell: Cell) -> Drafter | Lookup | Cascade | None:
 def _decode(bench: Bench, start: Prefilled, prompt: Prompt, cell: Cell, new_tokens: int | None = None) -> Decoded:
     grid, drafter = bench.config.grid, _drafter(bench, cell)
     rule, new_tokens = DraftRule(cell.gamma_mode, cell.gamma, grid.confidence), new_tokens or grid.new_tokens
-    if cell.how.library:
+    if cell.how.assisted:
         assert isinstance(drafter, Drafter), "assisted generation needs a model that drafts"
         return decode_assisted(
             bench.verifier, drafter, start.prompt, gamma=cell.gamma, new_tokens=new_tokens, eos=bench.eos
