@@ -1,17 +1,13 @@
 """Acceptance of the same documents at several budgets, and how it varies with the choice of documents."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from bdcore.collapse.intervals import DRAWN, Floats, Ints, totals
+from bdcore.collapse.intervals import Floats, resampled
 from bdcore.collapse.pairing import Sums, complete
 from bdcore.collapse.words import budget_order
-
-_bootstrap: Callable[..., Any] = stats.bootstrap
 
 
 @dataclass(frozen=True)
@@ -61,20 +57,8 @@ class Budgets:
         A document is drawn with all its budgets. Deviations are widened by sqrt(n / (n - 1)), since documents drawn
         from n documents vary less than documents drawn anew.
         """
-        sums = totals(self.columns)
-
-        def resampled(drawn: Ints, axis: int = -1) -> Floats:
-            return ratios(*sums(drawn, axis)[..., None])
-
-        drawn: Floats = _bootstrap(
-            (np.arange(self.n),),
-            resampled,
-            vectorized=True,
-            n_resamples=resamples,
-            method="percentile",
-            batch=max(1, DRAWN // self.n),
-            rng=np.random.default_rng(seed),
-        ).bootstrap_distribution
+        half = len(self.names)
+        drawn = resampled(lambda sums: sums[:half] / sums[half:], self.columns, resamples=resamples, seed=seed)
         return null[:, None] + np.sqrt(self.n / (self.n - 1)) * (drawn - self.acceptance[:, None])
 
 

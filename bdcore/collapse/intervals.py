@@ -10,6 +10,8 @@ Legend: C columns, N prompts, R resamples.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,14 @@ RESAMPLES = 2000
 MIN_PROMPTS = 4
 
 DRAWN = 2**21
-"""Prompts drawn at a time: what bounds the memory of a grid of many prompts."""
+"""Prompts at a time in a jackknife or permutation: what bounds the memory of a grid of many prompts."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Statistic = Callable[..., Floats]
 """Of columns with one entry per prompt along `axis`. It must depend on their sums alone."""
+OfSums = Callable[[Floats], Floats]
+"""A statistic of the sums (C, ...) of all columns."""
 
 _bootstrap: Callable[..., Any] = stats.bootstrap
 
@@ -77,38 +81,65 @@ def _bounds(
     statistic: Statistic, columns: Sequence[Floats], kind: str, confidence: float, resamples: int, seed: int
 ) -> tuple[float, float] | None:
     """The interval, or None where this kind is undefined (BCa: no bias or acceleration; 0 / 0), or has no width."""
-    n, sums = len(columns[0]), totals(columns)
 
-    def resampled(drawn: Ints, axis: int = -1) -> Floats:
-        return statistic(*sums(drawn, axis)[..., None], axis=-1)
+    def of_sums(sums: Floats) -> Floats:
+        return statistic(*sums[..., None], axis=-1)
 
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        result = _bootstrap(
-            (np.arange(n),),
-            resampled,
-            vectorized=True,
-            n_resamples=resamples,
-            confidence_level=confidence,
-            method=kind,
-            batch=max(1, DRAWN // n),
-            rng=np.random.default_rng(seed),
-        )
-    low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
+    drawn = resampled(of_sums, columns, resamples=resamples, seed=seed)
+    low, high = map(float, ends(of_sums, columns, drawn, kind, confidence=confidence))
     return (low, high) if np.isfinite([low, high]).all() and high - low > 1e-12 else None
 
 
-def totals(columns: Sequence[Floats]) -> Callable[[Ints, int], Floats]:
-    """What turns drawn prompts (..., N) into the sums (C, ...) of C columns over them.
+@lru_cache(maxsize=8)
+def draws(n: int, resamples: int, seed: int) -> Floats:
+    """(R, N): how often each resample draws each prompt. The same for every cell of as many prompts, so drawn once."""
+    places_RN = np.random.default_rng(seed).integers(n, size=(resamples, n)) + n * np.arange(resamples)[:, None]
+    counts_RN = np.bincount(places_RN.ravel(), minlength=n * resamples).reshape(-1, n).astype(np.float64)
+    counts_RN.flags.writeable = False
+    return counts_RN
 
-    How often each prompt was drawn, times the columns, is one product for them all: far faster than gathering entries.
+
+def resampled(of_sums: OfSums, columns: Sequence[Floats], *, resamples: int, seed: int) -> Floats:
+    """(..., R): the bootstrap distribution of a statistic of sums over prompts; one product for all columns."""
+    with np.errstate(all="ignore"):
+        return of_sums((draws(len(columns[0]), resamples, seed) @ np.stack([*columns], axis=1)).T)
+
+
+def ends(
+    of_sums: OfSums, columns: Sequence[Floats], drawn: Floats, kind: str, *, confidence: float = CONFIDENCE
+) -> tuple[Floats, Floats]:
+    """Both ends (...) of scipy's interval of this kind for a bootstrap distribution `drawn` (..., R)."""
+    n, sums = len(columns[0]), _totals(columns)
+
+    def of_indices(indices: Ints, axis: int = -1) -> Floats:
+        return of_sums(sums(indices, axis))
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        interval = _bootstrap(
+            (np.arange(n),),
+            of_indices,  # for the value itself and the jackknife of BCa
+            vectorized=True,
+            n_resamples=0,
+            bootstrap_result=SimpleNamespace(bootstrap_distribution=drawn),
+            confidence_level=confidence,
+            method=kind,
+            batch=max(1, DRAWN // n),
+        ).confidence_interval
+    return interval.low, interval.high
+
+
+def _totals(columns: Sequence[Floats]) -> Callable[[Ints, int], Floats]:
+    """What turns indices of prompts (..., N) into the sums (C, ...) of C columns over them.
+
+    How often each prompt stands there, times the columns, is one product for them all: far faster than gathering.
     """
     n, table_NC = len(columns[0]), np.stack([*columns], axis=1)
 
-    def summed(drawn: Ints, axis: int = -1) -> Floats:
-        drawn_RN = drawn.reshape(-1, drawn.shape[axis])
-        places = drawn_RN + n * np.arange(len(drawn_RN))[:, None]
-        times_RN = np.bincount(places.ravel(), minlength=n * len(drawn_RN)).reshape(-1, n)
-        return (times_RN.astype(np.float64) @ table_NC).T.reshape(-1, *drawn.shape[:-1])
+    def summed(indices: Ints, axis: int = -1) -> Floats:
+        indices_RN = indices.reshape(-1, indices.shape[axis])
+        places = indices_RN + n * np.arange(len(indices_RN))[:, None]
+        times_RN = np.bincount(places.ravel(), minlength=n * len(indices_RN)).reshape(-1, n)
+        return (times_RN.astype(np.float64) @ table_NC).T.reshape(-1, *indices.shape[:-1])
 
     return summed

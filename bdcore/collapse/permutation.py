@@ -64,14 +64,14 @@ def permutation_test(
     tried = resamples if exact else min(resamples, RANDOM)
     swapped_N2 = (table[2:] - table[:2]).T  # what a swap adds to the first's sums and takes from the second's
 
-    def gap(i: Floats, _: Floats, axis: int = -1) -> Floats:
-        # What is swapped are indices: scipy swaps single numbers, and a ratio of sums needs two.
-        moved = (i >= n).astype(np.float64) @ swapped_N2
+    def gap(swapped: Floats, _: Floats, axis: int = -1) -> Floats:
+        # What scipy swaps is a 0 for a 1: it swaps single numbers, and a ratio of sums needs two.
+        moved = swapped @ swapped_N2
         top, bottom = np.moveaxis(moved, -1, 0)
         return (sums[0] + top) / (sums[1] + bottom) - (sums[2] - top) / (sums[3] - bottom)
 
     result = _permutation_test(
-        (np.arange(n), np.arange(n, 2 * n)),
+        (np.zeros(n), np.ones(n)),
         gap,
         permutation_type="samples",
         vectorized=True,

@@ -3,23 +3,18 @@
 Legend: R resamples, N prompts, K ratios.
 """
 
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from bdcore.collapse.intervals import CONFIDENCE, DRAWN, RESAMPLES, Estimate, Floats, Ints, totals
+from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate, Floats, ends, resampled
 
 _TOGETHER = 256
 """Ratios that share their resamples: what bounds the memory of a grid of many cells."""
 Values = Sequence[float | None]
 """One per prompt."""
-
-_bootstrap: Callable[..., Any] = stats.bootstrap
 
 
 def ratio_of_sums(
@@ -82,44 +77,26 @@ def _no_spread(top_N: Floats, bottom_N: Floats) -> bool:
     return bool(np.allclose(top_N * bottom_N.sum(), bottom_N * top_N.sum(), rtol=1e-9, atol=0.0))
 
 
-def _statistic(pairs: Sequence[tuple[Floats, Floats]]) -> Callable[..., Floats]:
-    """Ratios (K, R) of drawn prompts (R, N)."""
-    sums, k = totals([*(top for top, _ in pairs), *(bottom for _, bottom in pairs)]), len(pairs)
-
-    def ratios(drawn: Ints, axis: int = -1) -> Floats:
-        found = sums(drawn, axis)
-        return found[:k] / found[k:]
-
-    return ratios
-
-
 def _bounds(
     pairs: Sequence[tuple[Floats, Floats]], confidence: float, resamples: int, seed: int
 ) -> list[tuple[float | None, float | None, str | None]]:
     """The interval of each ratio and its kind: BCa, percentile where that is undefined (no bias or acceleration), or
     none (a resample of 0 / 0).
     """
-    n = len(pairs[0][0])
-    how: dict[str, Any] = {"vectorized": True, "confidence_level": confidence, "batch": max(1, DRAWN // n)}
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        data, statistic = (np.arange(n),), _statistic(pairs)
-        rng = np.random.default_rng(seed)
-        first = _bootstrap(data, statistic, n_resamples=resamples, method="BCa", rng=rng, **how)
-        again = _bootstrap(data, statistic, n_resamples=0, method="percentile", bootstrap_result=first, **how)
-    found = [(*_ends(result, len(pairs)), kind) for result, kind in ((first, "BCa"), (again, "percentile"))]
+    k, columns = len(pairs), [*(top for top, _ in pairs), *(bottom for _, bottom in pairs)]
+
+    def of_sums(sums: Floats) -> Floats:
+        return sums[:k] / sums[k:]
+
+    drawn_KR = resampled(of_sums, columns, resamples=resamples, seed=seed)
+    found = [(kind, *ends(of_sums, columns, drawn_KR, kind, confidence=confidence)) for kind in ("BCa", "percentile")]
     return [
         next(
-            ((float(low[i]), float(high[i]), kind) for low, high, kind in found if _legal(low[i], high[i])),
+            ((float(low[i]), float(high[i]), kind) for kind, low, high in found if _legal(low[i], high[i])),
             (None, None, None),
         )
-        for i in range(len(pairs))
+        for i in range(k)
     ]
-
-
-def _ends(result: Any, count: int) -> tuple[Floats, Floats]:
-    interval = result.confidence_interval
-    return np.broadcast_to(interval.low, count), np.broadcast_to(interval.high, count)
 
 
 def _legal(low: float, high: float) -> bool:

@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from bdcore.collapse import Cell, Estimate, budget_effects, collapse_boundaries, headlines, ratio_of_sums, ratios
 
@@ -59,18 +61,31 @@ def test_no_interval_where_none_is_known(top, bottom, value, n):
 
 
 def test_percentile_where_bca_is_undefined(monkeypatch):
-    real = ratios._bootstrap
+    real = ratios.ends
 
-    def undefined_bca(data, statistic, **options):
-        result = real(data, statistic, **options)
-        if options["method"] == "BCa":
-            result.confidence_interval = type(result.confidence_interval)(math.nan, math.nan)
-        return result
+    def undefined_bca(of_sums, columns, drawn, kind, **options):
+        low, high = real(of_sums, columns, drawn, kind, **options)
+        return (low * math.nan, high * math.nan) if kind == "BCa" else (low, high)
 
-    monkeypatch.setattr(ratios, "_bootstrap", undefined_bca)
+    monkeypatch.setattr(ratios, "ends", undefined_bca)
     estimate = ratio_of_sums([1, 2, 3, 4, 5], [10, 10, 10, 10, 10])
     assert estimate.kind == "percentile"
     assert estimate.low < 0.3 < estimate.high
+
+
+def test_interval_is_that_of_scipy_drawing_for_itself():
+    """Ours shares its draws between cells; with as many as this, chance moves neither end by more than its rounding."""
+    rng = np.random.default_rng(1)
+    drafted = rng.integers(20, 60, 40).astype(float)
+    accepted = rng.binomial(drafted.astype(int), rng.beta(2, 5, 40)).astype(float)
+
+    def ratio(a, b, axis=-1):
+        return a.sum(axis) / b.sum(axis)
+
+    plain = stats.bootstrap((accepted, drafted), ratio, paired=True, n_resamples=40_000, rng=np.random.default_rng(2))
+    ours = ratio_of_sums(accepted.tolist(), drafted.tolist(), resamples=40_000)
+    assert ours.kind == "BCa"
+    assert (ours.low, ours.high) == pytest.approx(tuple(plain.confidence_interval), abs=0.002)
 
 
 def test_estimates_are_finite_or_none():
