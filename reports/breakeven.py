@@ -24,13 +24,13 @@ from reports.tables import CELL_KEYS, names_known, records
 _SETTING = (*SCENE, "method", "drafter_name", "context", "budget", "policy", "position_mode", "gamma_mode", "refresh")
 
 _COSTS = f"""
-SELECT {", ".join(CELL_KEYS)}, any_value(cell_key) AS cell_key,
+SELECT {", ".join(CELL_KEYS)},
   sum(draft_s + select_s) AS draft_s, sum(drafted) AS drafted, sum(verify_s) AS verify_s,
   sum(rounds) AS rounds, sum(ar_decode_s) AS ar_decode_s, sum(new_tokens - 1) AS tokens
 FROM samples WHERE run_key = ? AND status = 'ok' AND gamma > 0 AND workload <> 'replay' AND decode_s IS NOT NULL
 GROUP BY ALL
 """
-_POSITIONS = "SELECT cell_key, position, conditional FROM positions WHERE run_key = ? ORDER BY ALL"
+_POSITIONS = f"SELECT {', '.join(CELL_KEYS)}, position, conditional FROM positions WHERE run_key = ? ORDER BY ALL"
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def worth(connection: duckdb.DuckDBPyConnection, run_key: str, series: Sequence[
     if "positions" not in names_known(connection):
         return []
     costs = {_key(row): row for row in records(connection, _COSTS, [run_key])}
-    conditional: dict[str, list[float | None]] = defaultdict(list)
+    conditional: dict[tuple[Any, ...], list[float | None]] = defaultdict(list)
     for row in records(connection, _POSITIONS, [run_key]) if costs else []:
-        conditional[row["cell_key"]].append(row["conditional"])
+        conditional[_key(row)].append(row["conditional"])
     timed = [s for s in series if _key(s.cell) in costs]
     found = [_worth(group, costs, conditional) for _, group in grouped(timed, _SETTING)]
     return [one for one in found if one is not None]
@@ -77,11 +77,11 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _worth(
     group: Sequence[Series],
     costs: Mapping[tuple[Any, ...], Mapping[str, Any]],
-    conditional: Mapping[str, list[float | None]],
+    conditional: Mapping[tuple[Any, ...], list[float | None]],
 ) -> Worth | None:
     rows = {s["gamma"]: costs[_key(s.cell)] for s in group}
     longest = max(group, key=lambda s: s["gamma"])
-    acceptance = conditional.get(costs[_key(longest.cell)]["cell_key"], [])
+    acceptance = conditional.get(_key(longest.cell), [])
     ar_s, draft_s = (_mean(rows.values(), *names) for names in (("ar_decode_s", "tokens"), ("draft_s", "drafted")))
     verify_s = {g: row["verify_s"] / row["rounds"] for g, row in rows.items() if row["rounds"] and row["verify_s"]}
     usable = {g: s for g, s in verify_s.items() if g <= len(acceptance)}

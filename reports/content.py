@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import duckdb
+import numpy as np
 
 from bdcore.collapse import (
     MIN_PROMPTS,
@@ -100,7 +101,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
     """Everything the templates show, for one run."""
     cells = measure(connection, run_key)
     collapses = collapse_boundaries(c.cell() for c in cells)
-    effects = budget_effects(c.cell() for c in cells)
+    effects = budget_effects(c.cell() for c in _one_axis(cells))
     failed = records(connection, _FAILED, [run_key])
     partial = missing(connection, run_key, facts)
     skipped = records(connection, "SELECT file, reason FROM skipped_files ORDER BY file")
@@ -136,6 +137,12 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
     }
 
 
+def _one_axis(cells: Sequence[Measured]) -> list[Measured]:
+    """Without full caches where a method's sparse ones are in-cache: those are no larger budget of them."""
+    moved = {c.row["method"] for c in cells if c.row["position_mode"] == "in_cache"}
+    return [c for c in cells if c.row["budget"] > 0 or c.row["method"] not in moved]
+
+
 def missing(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Which cells lack prompts, and a note when the grid is not whole.
 
@@ -164,10 +171,15 @@ def _unmeasured(
     keys = [name for name in CELL_KEYS if name in planned[0]]
     wanted: Counter[tuple[Any, ...]] = Counter()
     for cell in planned:
-        wanted[tuple(cell[name] for name in keys)] += cell["prompts"]
+        wanted[_cell(cell, keys)] += cell["prompts"]
     for row in records(connection, "SELECT * FROM cells WHERE run_key = ?", [run_key]):
-        wanted[tuple(row[name] for name in keys)] -= row["n"] + row["failed"]
+        wanted[_cell(row, keys)] -= row["n"] + row["failed"]
     return [dict(zip(keys, key, strict=True)) | {"missing": count} for key, count in wanted.items() if count > 0]
+
+
+def _cell(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
+    """What tells cells apart; a temperature of 0.8 is stored as the nearest float32."""
+    return tuple(float(np.float32(row[k])) if isinstance(row[k], float) else row[k] for k in keys)
 
 
 def _skipped(skipped: Sequence[Mapping[str, Any]]) -> list[str]:

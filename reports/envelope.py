@@ -80,8 +80,8 @@ def upper_envelope(rows: Iterable[Mapping[str, Any]], drafter: str, references: 
     """Per cell and seed: is `drafter` at least as good as the better of `references` there, within the intervals?
 
     `verdict`: `above` or `below` where the intervals lie apart, `within` where they meet, `insufficient` where either
-    has fewer than `MIN_PROMPTS` documents or no acceptance, `no reference` where none was measured. The intervals are
-    each drafter's own: `compare` is the sharper question. ValueError for a name that no row has.
+    has fewer than `MIN_PROMPTS` documents, no acceptance or no interval, `no reference` where none was measured. The
+    intervals are each drafter's own: `compare` is the sharper question. ValueError for a name that no row has.
     """
     table = list(rows)
     _known(table, [drafter, *references])
@@ -110,13 +110,13 @@ def _judge(mine: Mapping[str, Any], best: Mapping[str, Any] | None) -> str:
         return "no reference"
     if mine["acceptance"] is None or min(mine["n"], best["n"]) < MIN_PROMPTS:
         return "insufficient"
-    if _end(mine, "hi") < _end(best, "lo"):
+    if mine["acceptance"] == best["acceptance"]:
+        return "within"
+    if None in (mine["lo"], best["lo"]):
+        return "insufficient"
+    if mine["hi"] < best["lo"]:
         return "below"
-    return "above" if _end(mine, "lo") > _end(best, "hi") else "within"
-
-
-def _end(row: Mapping[str, Any], name: str) -> float:
-    return row["acceptance"] if row[name] is None else row[name]
+    return "above" if mine["lo"] > best["hi"] else "within"
 
 
 def retention(documents: Iterable[Mapping[str, Any]]) -> list[Row]:

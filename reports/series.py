@@ -66,9 +66,24 @@ def grouped(found: Iterable[Series], names: Sequence[str]) -> list[tuple[tuple[A
     return [(k, list(group)) for k, group in groupby(sorted(found, key=order), key=key)]
 
 
+PLAIN = ("sd_full", "sd_sparse", "streaming", "budgetdraft")
+"""Methods in which one drafter drafts by itself for the verifier, so that what they measure is the drafter's: the
+rows of `OTHERS` are never added to these."""
+OTHERS = ("hf_assisted", "triforce")
+"""Methods that use the same drafters in another way."""
+
+
+def plain(series: Iterable[Series]) -> list[Series]:
+    return [s for s in series if s["method"] in PLAIN]
+
+
 def with_full(sparse: Sequence[Series], full: Sequence[Series]) -> dict[int, Series]:
-    """Budget -> series of one sparse setting, the full cache of the same drafter beside them."""
-    return {series["budget"]: series for series in [*sparse, *full[:1]]}
+    """Budget -> series of one sparse setting, the full cache of the same drafter beside them.
+
+    In-cache positions end with the budget, those of a full cache with the text: it is no larger budget of them.
+    """
+    found = full[:1] if sparse[0]["position_mode"] == "absolute" and sparse[0]["method"] in PLAIN else []
+    return {series["budget"]: series for series in [*sparse, *found]}
 
 
 SCENE = ("corpus", "workload", "temperature")

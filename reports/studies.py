@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bdcore.identity import MANIFEST, canonical_json, read_manifest
+from bdcore.schema import SELF
+from reports.series import OTHERS
 from reports.tables import read, records
 
 Row = dict[str, Any]
@@ -94,7 +96,8 @@ _PLACE = ("workload", "corpus", "context", "budget", "policy", "position_mode", 
 
 def _thing(row: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]]) -> tuple[Any, ...]:
     """What was measured and how: rows of one thing may be added up."""
-    maker = (row["drafter_name"] or row["method"], row["drafter_key"], row["seed"], row["device"], row["dtype"])
+    role = row["method"] if row["method"] in OTHERS else row["drafter_name"] or row["method"]
+    maker = (role, row["drafter_key"], row["seed"], row["device"], row["dtype"])
     return *maker, row["gamma_mode"], _refresh(row), row["temperature"], runs[row["run_key"]]["protocol"]
 
 
@@ -127,7 +130,7 @@ def _distinct(
 
 def _name(thing: tuple[Any, ...], study: str) -> str:
     role, key, *_, gamma_mode, refresh, temperature, _ = thing
-    name = role if role == "base" or key is None else study
+    name = role if role in ("base", SELF, *OTHERS) or key is None else study
     special = [
         gamma_mode if gamma_mode != "fixed" else "",
         f"refresh {refresh}" if refresh else "",

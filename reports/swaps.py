@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from bdcore.collapse import Attribution, attribute_loss
 from bdcore.collapse.pairing import Sums
-from bdcore.schema import FULL_BUDGET, SELF
-from reports.series import SCENE, Series, aligned, grouped, scene_of
+from bdcore.schema import FULL_BUDGET
+from reports.series import SCENE, Series, aligned, grouped, plain, scene_of
 
 _PLAIN = ("attention_mass", "absolute")
 """The paper's setting, which the others are swapped for."""
@@ -33,9 +33,8 @@ class Swaps:
 
 def attributions(series: Sequence[Series]) -> list[Swaps]:
     """One per scene, drafter and budget that was measured in three settings or more, at the smallest gamma."""
-    drafting = [s for s in series if s["drafter_name"] not in (None, SELF)]
     names = (*SCENE, "drafter_name", "gamma_mode")
-    return [swaps for _, group in grouped(drafting, names) for swaps in _of_drafter(group)]
+    return [swaps for _, group in grouped(plain(series), names) for swaps in _of_drafter(group)]
 
 
 def _of_drafter(group: Sequence[Series]) -> list[Swaps]:

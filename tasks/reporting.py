@@ -51,13 +51,14 @@ def recommend_setting(study: Study, *, context: int, memory: int, batch: int = 1
 
 
 def report_key(study: Study) -> str:
-    """Changes with the rows, with what is said about them, and with the code of `reports`."""
+    """Changes with the rows, with what is said about them, and with the code that says it: verdicts and pages."""
     rows = [
         (p.name, p.stat().st_size, p.stat().st_mtime_ns)
         for p in sorted(study.workspace.samples(study.keys.run).glob("*.parquet"))
     ]
-    package = Path(__file__).parent.parent / "reports"
-    code = [(p.name, file_digest(p)) for p in sorted(package.rglob("*")) if p.suffix in (".py", ".j2", ".csv")]
+    root = Path(__file__).parent.parent
+    files = sorted(p for package in ("reports", "bdcore/collapse") for p in (root / package).rglob("*"))
+    code = [(p.name, file_digest(p)) for p in files if p.suffix in (".py", ".j2", ".csv")]
     return digest("report", study.keys.facts(), rows, code)
 
 

@@ -130,9 +130,9 @@ def budget_effects(cells: Iterable[Cell], *, min_prompts: int = MIN_PROMPTS) -> 
 def _effect(group: Sequence[Cell], min_prompts: int) -> BudgetEffect:
     first, used = group[0], [c for c in group if usable(c.acceptance, min_prompts)]
     name = f"{title(first, budget=False)}, {first.context} tokens"
-    if len(used) < len(group):
+    if reason := _unjudged(group, used, min_prompts):
         counts = ", ".join(f"budget {budget_name(c.budget)}: {percent(c.acceptance)}" for c in group)
-        text = f"{name}: the effect of the budget cannot be judged with fewer than {min_prompts} prompts ({counts})."
+        text = f"{name}: the effect of the budget cannot be judged {reason} ({counts})."
         return BudgetEffect(first.method, first.context, first.gamma, first.setting, "insufficient", None, text)
     lowest, highest = min(used, key=_value), max(used, key=_value)
     mean = sum(map(_value, used)) / len(used)
@@ -141,6 +141,14 @@ def _effect(group: Sequence[Cell], min_prompts: int) -> BudgetEffect:
     text = f"{name}: {_effect_words(same, lowest, highest, spread)}"
     status = "no effect" if same else "effect"
     return BudgetEffect(first.method, first.context, first.gamma, first.setting, status, spread, text)
+
+
+def _unjudged(group: Sequence[Cell], used: Sequence[Cell], min_prompts: int) -> str:
+    """Why budgets cannot be set beside each other, or an empty string. Prompts that all agree are no certainty."""
+    if len(used) < len(group):
+        return f"with fewer than {min_prompts} prompts"
+    differ = len({c.acceptance.value for c in group}) > 1
+    return "without an interval at every budget" if differ and any(c.acceptance.low is None for c in group) else ""
 
 
 def _effect_words(same: bool, lowest: Cell, highest: Cell, spread: float | None) -> str:
@@ -157,6 +165,7 @@ def _value(cell: Cell) -> float:
 
 
 def _low(cell: Cell) -> float:
+    """Without an interval all budgets have the same value."""
     return _value(cell) if cell.acceptance.low is None else cell.acceptance.low
 
 

@@ -187,8 +187,8 @@ def cell(drafter, acceptance, lo, hi, n=8, **changes):
         ((0.50, 0.45, 0.55), "within"),  # meets full's [0.54, 0.66]
         ((0.50, 0.45, 0.53), "below"),
         ((0.70, 0.67, 0.75), "above"),
-        ((0.60, None, None), "within"),
-        ((0.53, None, None), "below"),
+        ((0.60, None, None), "within"),  # as high as the reference
+        ((0.53, None, None), "insufficient"),  # documents that all agree are no certainty
         ((0.60, 0.50, 0.70, 3), "insufficient"),
         ((None, None, None), "insufficient"),
     ],

@@ -122,7 +122,7 @@ def replayed(**changes: Any) -> dict[str, Any]:
     return row | {m: None for m in measures if m not in kept} | far | {"workload": "replay", "rounds": 20}
 
 
-def rounds(matches: list[tuple[int, int]], cell_key: str = "cell") -> list[dict[str, Any]]:
+def rounds(matches: list[tuple[int, int]], cell_key: str = "budgetdraft-1024-64-4") -> list[dict[str, Any]]:
     """ROUNDS rows of (drafted, accepted)."""
     same = dict.fromkeys(ROUNDS.names) | {
         "run_key": RUN,
@@ -437,14 +437,14 @@ def test_report_is_well_formed_and_holds_every_figure(report):
     text = report["report.html"].read_text()
     page = Page(text)
     assert len(page.ids) == len(set(page.ids))
-    for name in ("acceptance", "acceptance-heat", "decode-speedup", "phases", "training-loss"):
+    for name in ("acceptance", "acceptance-heat", "decode-speedup", "phases", "training-loss", "break-even"):
         assert f"fig-{name}" in page.ids
         assert f"figures/{name}.svg" in report
         alone = report[f"figures/{name}.svg"].read_text()
         Page(alone)
         assert 'xmlns="http://www.w3.org/2000/svg"' in alone
     drawings = [attrs for tag, attrs in page.elements if tag == "svg"]
-    assert len(drawings) == 6
+    assert len(drawings) == 7
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in drawings)
     tables = sum(tag == "table" for tag, _ in page.elements)
     assert tables == sum(tag == "caption" for tag, _ in page.elements) > 6
@@ -724,7 +724,7 @@ def test_where_in_a_round_drafts_die(workspace, tmp_path):
         sample(doc=0, gamma=3, context=512, cell_key="near"),
     ])  # fmt: skip
     store_rounds(workspace, [
-        *rounds([(3, 3), (3, 3), (3, 1), (3, 1), (3, 0)]),
+        *rounds([(3, 3), (3, 3), (3, 1), (3, 1), (3, 0)], cell_key="cell"),
         *rounds([(2, 0)] * 9, cell_key="short"),
         *rounds([(3, 0)] * 9, cell_key="near"),
     ])  # fmt: skip
