@@ -16,6 +16,7 @@ from reports.deaths import Deaths, deaths
 from reports.measured import Measured
 from reports.series import per_document
 from reports.swaps import Swaps, attributions
+from reports.upper import Upper, upper_envelope
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,25 @@ class Analysis:
     deaths: list[Deaths]
     speedups: list[SpeedupCollapse]
     budgets: list[BudgetTest]
+    upper: list[Upper]
 
 
 def analyse(connection: duckdb.DuckDBPyConnection, run_key: str, cells: Sequence[Measured]) -> Analysis:
     series = per_document(connection, run_key)
     swaps, paying, died = attributions(series), worth(connection, run_key, series), deaths(connection, run_key)
     speedups, budgets = speedup_boundaries(c.cell() for c in cells), budget_tests(series)
+    upper = upper_envelope(series)
     made = [
         _speedups(speedups),
         _attribution(swaps),
         _ceilings(series),
         _budgets(budgets),
+        _upper(upper),
         _drafters(series),
         _deaths(died),
         _break_even(paying),
     ]
-    return Analysis([section for section in made if section.rows], swaps, paying, died, speedups, budgets)
+    return Analysis([section for section in made if section.rows], swaps, paying, died, speedups, budgets, upper)
 
 
 def as_csv(section: Section) -> tuple[list[str], list[list[Any]]]:
@@ -168,6 +172,28 @@ def _budgets(tests: Sequence[BudgetTest]) -> Section:
                 Shown(t.monotonicity.fall) if t.monotonicity.fall else None,
             ]
             for t in tests
+        ],
+    )
+
+
+def _upper(found: Sequence[Upper]) -> Section:
+    return Section(
+        "upper-envelope",
+        "The upper envelope: against the best without the drafter",
+        "Every cell of a trained drafter beside the best of all other drafters there, at its budget in any setting or "
+        "with the full cache. The gap is paired over documents; above and below: its whole interval. The best of "
+        "several is the luckiest of them too, which makes below a little too likely.",
+        [
+            *(("Setting", False), ("Drafter", False), ("Context", True), ("Budget", True), ("View", False)),
+            *(("Gamma", True), ("Acceptance (%)", True), ("Best without", False), ("Its acceptance (%)", True)),
+            *(("Gap (points)", True), ("Verdict", False)),
+        ],
+        [
+            [
+                *(u.scene, u.drafter, u.context, budget_name(u.budget), u.setting, u.gamma, Shown(u.acceptance)),
+                *(u.best, Shown(u.best_acceptance), Shown(u.gap), u.verdict),
+            ]
+            for u in found
         ],
     )
 

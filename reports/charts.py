@@ -14,14 +14,20 @@ from reports.measured import Measured
 from reports.panels import budget_label, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style
 from reports.swaps import Swaps
+from reports.upper import Upper, upper_curves
 
 
 def analysis_figures(
-    cells: Sequence[Measured], swaps: Sequence[Swaps], worth: Sequence[Worth], deaths: Sequence[Deaths]
+    cells: Sequence[Measured],
+    swaps: Sequence[Swaps],
+    worth: Sequence[Worth],
+    deaths: Sequence[Deaths],
+    upper: Sequence[Upper],
 ) -> list[Drawing]:
     """Every figure the rows allow; one without a measured value is left out."""
     with style():
         made = [
+            upper_curves(upper),
             attribution_bars(swaps),
             position_curves(deaths),
             gamma_curves(cells),

@@ -125,7 +125,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "pairs": _pairs(connection, run_key),
         "drawings": [
             *all_figures(cells, facts.get("training") or {}),
-            *analysis_figures(cells, analysis.swaps, analysis.worth, analysis.deaths),
+            *analysis_figures(cells, analysis.swaps, analysis.worth, analysis.deaths, analysis.upper),
         ],
         "analysis": analysis.sections,
         "phases": list(PHASES.values()),

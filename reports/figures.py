@@ -93,7 +93,7 @@ def _curves(
             _plot(ax, line, [pick(c) for c in line], looks[key])
             told.append(_told(panel[0], line, pick, percent))
         ax.set_title(panel[0])
-        _context_axis(ax, sorted({c.row["context"] for c in panel[1]}))
+        context_axis(ax, sorted({c.row["context"] for c in panel[1]}))
         if percent:
             ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
         else:
@@ -173,7 +173,8 @@ def _told(panel: str, line: Sequence[Measured], pick: Callable[[Measured], Estim
     return f"{panel}, {line[0].name}, budget {budget_label(line[0].row['budget'])}: {points}"
 
 
-def _context_axis(ax: Axes, contexts: Sequence[int]) -> None:
+def context_axis(ax: Axes, contexts: Sequence[int]) -> None:
+    """Contexts (tokens) on a scale of powers of two, each with its number."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(contexts, [str(c) for c in contexts])
     ax.xaxis.set_minor_locator(NullLocator())

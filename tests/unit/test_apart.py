@@ -32,7 +32,7 @@ def series(method: str, budget: int, rate: int, *, drafter: str = "base", docs: 
         "method": method, "drafter_name": drafter, "context": 4096, "budget": budget, "gamma": 1,
         "policy": "attention_mass" if budget > 0 else "full", "position_mode": "absolute",
     } | changes  # fmt: skip
-    wobble = np.random.default_rng(budget + 1).permutation(docs) - (docs - 1) / 2  # adds up to 0
+    wobble = np.random.default_rng([budget + 1, len(method)]).permutation(docs) - (docs - 1) / 2  # adds up to 0
     sums = {f"doc-{i}": (rate + float(w), 100.0) for i, w in enumerate(wobble)}
     return Series(cell, sums, dict.fromkeys(sums, (None, None)))
 
