@@ -1,17 +1,20 @@
 """What to deploy from the rows of a workspace: whose rows count, what engines are told, and the command."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from bdcore.collapse.recommend import recommend
+from bdcore.decoding.lookup import Lookup
+from bdcore.decoding.methods import METHODS
 from bdcore.identity import write_manifest
 from bdcore.workspace import Workspace
 from flows.cli import app
 from reports.deployment import as_json, as_text, recommended
 from reports.engines import engines
-from tests.unit.test_recommend import FULL, GRID, MIB, option
+from tests.unit.test_recommend import FULL, GRID, MIB, SPARSE, option
 from tests.unit.test_reports import replayed, sample, store
 
 OTHER = "ba9876543210"
@@ -40,6 +43,29 @@ def test_engines_get_the_flags_they_honour_and_hear_what_they_cannot_do():
     assert all(not engine["notes"] for engine in flags(FULL).values())
     assert json.loads(as_json(found))["option"]["setting"]["budget"] == 256
     assert "sglang:" in as_text(found) and found.sentences[0] in as_text(found)
+
+
+def test_no_engine_is_told_to_run_a_method_that_it_lacks():
+    for method in METHODS.values():
+        if method.alone or method.lookup:
+            continue
+        told = flags(replace(SPARSE if method.sparse else FULL, method=method.name))
+        runs = method.drafter in ("base", "trained") and not method.two_levels
+        assert set(told) == {"vllm", "sglang"}
+        assert all((engine["flags"] is not None) == runs for engine in told.values()), method.name
+    told = flags(replace(SPARSE, method="self_sparse", drafter="self"))
+    assert all("no flags: it cannot let the verifier draft for itself" in e["notes"][0] for e in told.values())
+    found = recommend([option(replace(SPARSE, method="triforce"), 1024, 1.2, 1.3)], context=1024, memory=MIB * 100)
+    assert "DRAFTER" not in as_text(found) and "None" not in as_text(found) and "two levels" in as_text(found)
+    assert any("transformers" in note for note in flags(replace(FULL, method="hf_assisted"))["vllm"]["notes"])
+
+
+def test_a_lookup_is_told_to_match_as_it_was_measured():
+    """Left alone, vLLM's shortest match is its longest."""
+    told = flags(replace(FULL, method="ngram", drafter=None))
+    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": Lookup().longest}
+    assert speculative(told) == {"method": "ngram", "num_speculative_tokens": 2, **lookup}
+    assert told["sglang"]["flags"] is None and "another method" in told["sglang"]["notes"][0]
 
 
 # --- rows
