@@ -139,6 +139,39 @@ def test_the_authors_score_beside_ours(tmp_path):
     assert alone["authors_speedup"] == 1.0 and alone["acceptance"] is None
 
 
+def test_the_authors_count_gamma_drafts_a_round(tmp_path):
+    """Where ours drafted fewer, since a lookup found nothing or the length adapted; but not past the length limit."""
+    short = {"gamma": 65, "budget": -1, "rounds": 4, "drafted": 251, "accepted": 251}  # 65, 65, 65 and the last 56
+    store(tmp_path, [
+        sample(method="ar"),
+        sample(method="sd_full", **short),
+        sample(method="ngram", drafter_name=None, drafter_key=None, budget=-1, rounds=20, drafted=20, accepted=10),
+        sample(gamma_mode="adaptive", rounds=20, drafted=40, accepted=20),
+        sample(method="streaming", rounds=0, drafted=0, accepted=0),
+    ])  # fmt: skip
+    sql = "SELECT method, acceptance, authors_acceptance FROM authors_scores ORDER BY method"
+    assert query(tmp_path, sql)[1] == [
+        ("ar", None, None),
+        ("budgetdraft", 0.5, 20 / 80),
+        ("ngram", 0.5, 10 / 80),
+        ("sd_full", 1.0, 1.0),
+        ("streaming", None, None),
+    ]
+
+
+def test_the_papers_acceptance_is_compared_by_its_own_count(tmp_path):
+    place = {"context": 3800, "corpus": "pg19", "budget": 256, "gamma": 5, "gamma_mode": "adaptive"}
+    store(tmp_path, [
+        sample(method="ar", context=3800, corpus="pg19"),
+        sample(rounds=20, drafted=40, accepted=30, **place),
+    ])  # fmt: skip
+    measured = "SELECT DISTINCT measured FROM paper_comparison WHERE metric = 'acceptance'"
+    assert query(tmp_path, measured)[1] == [(30 / 100,)]
+    for table in ("paper_table_1", "paper_table_2", "paper_table_3", "paper_figure_3"):
+        sql = f"SELECT acceptance, authors_acceptance FROM {table} WHERE policy <> 'full'"
+        assert query(tmp_path, sql)[1] == [(0.75, 0.3)], table
+
+
 def test_scores_are_null_without_ar_without_time_and_without_drafts(tmp_path):
     store(tmp_path, [
         sample(method="ar", wall_s=0.0, ar_wall_s=0.0),
