@@ -9,13 +9,16 @@ import pytest
 from markupsafe import escape
 
 from bdcore.config import load_config
-from bdcore.evaluation.grid import cells
+from bdcore.evaluation.grid import cells, unused_exclusions
+from bdcore.kv.budget import FULL
 from reports.build import build_report
 from reports.paper import CONTRADICTIONS, contradictions, find, numbers, peaks
 from reports.tables import query
 from tests.unit.test_reports import RUN, Page, failure, grid, one, replayed, sample, store
 
 CONFIG = Path(__file__).parents[2] / "configs" / "paper.yaml"
+DRAFT_LENGTHS = {3800: range(5, 85, 5), 8192: range(5, 35, 5), 16384: range(5, 45, 5)}
+"""By context: the authors' grid, and at 4K what Figure 3 shows beyond it."""
 
 
 # --- the setting
@@ -42,13 +45,21 @@ def test_the_configuration_is_the_papers_setting():
 def test_the_grid_has_every_printed_cell_that_our_methods_can_measure():
     config = load_config(CONFIG)
     have = {(c.method, c.context, c.budget, c.gamma) for c in cells(config.grid)}
-    ours = {corpus.source for corpus in config.grid.corpus} | {"longbench"}  # a run of its own, as the file says
+    corpora = {corpus.source for corpus in config.grid.corpus}
     for n in numbers():
         if n.dataset and n.method in config.grid.methods and n.method != "ar":
-            assert n.dataset in ours
-            gammas = [n.gamma] if n.gamma else config.grid.gammas
+            assert n.dataset in corpora
+            gammas = [n.gamma] if n.gamma else DRAFT_LENGTHS[n.context]
             budgets = [n.budget] if n.budget else config.grid.budgets
             assert {(n.method, n.context, b, g) for b in budgets for g in gammas} <= have, n
+
+
+def test_each_context_has_the_papers_draft_lengths_and_a_lookup_in_every_cell():
+    grid = load_config(CONFIG).grid
+    for method, budgets in (("sd_sparse", grid.budgets), ("budgetdraft", grid.budgets), ("ngram", [FULL])):
+        found = {(c.context, c.gamma, c.budget) for c in cells(grid) if c.method == method}
+        assert found == {(c, g, b) for c, gammas in DRAFT_LENGTHS.items() for g in gammas for b in budgets}
+    assert unused_exclusions(grid) == []
 
 
 # --- the printed numbers
