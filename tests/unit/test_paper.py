@@ -62,6 +62,11 @@ def test_each_context_has_the_papers_draft_lengths_and_a_lookup_in_every_cell():
     assert unused_exclusions(grid) == []
 
 
+def test_questions_are_put_in_the_words_of_the_papers_authors():
+    corpora = {corpus.source: corpus.frame for corpus in load_config(CONFIG).grid.corpus}
+    assert corpora == {"pg19": "benchmark", "longbench": "paper", "lwm": "paper"}  # a book of PG-19 has no question
+
+
 # --- the printed numbers
 
 
