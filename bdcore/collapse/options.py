@@ -65,5 +65,5 @@ class Option:
         """`kv_bytes` at another context: a full cache grows by the token, a sparse one is as large as its budget."""
         if self.setting.budget != FULL_BUDGET:
             return self.kv_bytes
-        keys = self.cached or self.context
+        keys = max(self.cached, self.context)
         return round(self.kv_bytes * (keys + context - self.context) / keys)
