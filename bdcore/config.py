@@ -54,6 +54,7 @@ OWN_DRAFTERS = ("base", "trained", "self")
 
 TextSource = Literal["stdlib", "pg19", "longbench", "lwm", "folder", "file"]
 Chat = Literal["never", "auto", "always"]
+FrameName = Literal["benchmark", "paper"]
 Depth = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -132,6 +133,9 @@ class CorpusConfig(Section):
     chat: Chat = "never"
     """Whether a prompt that asks a question is put as a user's turn, by the chat template of the verifier's tokenizer.
     `auto`: where it has one. `always`: it must have one. Documents without a question are plain text in any case."""
+    frame: FrameName = "benchmark"
+    """`longbench`, `lwm`: what the prompt says around the document. `benchmark`: LongBench's instruction and question.
+    `paper`: as the authors' code has it, the bare query after a transcript, and a request to summarize a book."""
 
     @model_validator(mode="after")
     def _legal(self) -> "CorpusConfig":
@@ -144,14 +148,16 @@ class CorpusConfig(Section):
             raise ValueError(
                 f"chat = always: source `{self.source}` asks no questions; use never, or one of {', '.join(ASKING)}"
             )
+        if self.frame == "paper" and (self.source not in FRAMED or self.chat != "never"):
+            raise ValueError(f"frame = paper: needs chat = never and one of the sources {', '.join(FRAMED)}")
         return self
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Keys hash this: a setting that a corpus does not have must not change the key of what it has made.
         left_out = () if self.source == "needle" else _NEEDLE_FIELDS
-        if self.chat == "never":
-            left_out = (*left_out, "chat")
+        for name, usual in (("chat", "never"), ("frame", "benchmark")):
+            left_out = (*left_out, name) if getattr(self, name) == usual else left_out
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     @property
@@ -168,6 +174,8 @@ class CorpusConfig(Section):
 _NEEDLE_FIELDS = ("filler", "depths", "seed")
 ASKING = ("longbench", "lwm", "needle")
 """Sources whose prompts ask a question."""
+FRAMED = ("longbench", "lwm")
+"""Sources for which the authors' code has prompts of its own."""
 
 Corpora = Annotated[list[CorpusConfig], BeforeValidator(_listed), Field(min_length=1)]
 

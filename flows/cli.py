@@ -378,24 +378,39 @@ def recommend(
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once")] = 1,
     config: Annotated[str | None, typer.Option(help="Rows of this study only (default: the whole workspace)")] = None,
     overrides: SetOption = [],  # noqa: B006
+    run_key: Annotated[str | None, typer.Option("--run", help="Rows of the run of this key only")] = None,
+    corpus: Annotated[str | None, typer.Option(help="Judge by this corpus alone (default: by the worst)")] = None,
+    workload: Annotated[str | None, typer.Option(help="Judge by `greedy` or `sampled` alone")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Judge by this temperature alone; 0 is greedy")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON")] = False,
 ) -> None:
     """Say which budget, draft length and policy to deploy at a context, or to leave speculation off.
 
     Rests on what was timed in this workspace (workloads greedy and sampled):
     the setting with the highest lower end of its speedup's interval, among
-    those whose cache fits. Ends with the flags for vLLM and SGLang, and what
-    of the setting they cannot do.
+    those whose cache fits. Each is judged by its worst corpus, workload and
+    temperature, unless you name one. Ends with the flags for vLLM and SGLang,
+    and what of the setting they cannot do.
 
     Example: budgetdraft recommend --memory 2GiB --context 8192 --batch 1
     """
     with one_line_errors():
+        if config and run_key:
+            raise ConfigError("--config and --run: each names a run; give one of them")
         from bdcore.study import open_study
         from reports.deployment import as_json as to_json
         from reports.deployment import as_text, recommended
 
-        key = open_study(config, overrides).keys.run if config else None
-        found = recommended(default_root(), context=context, memory=_bytes(memory), batch=batch, run_key=key)
+        found = recommended(
+            default_root(),
+            context=context,
+            memory=_bytes(memory),
+            batch=batch,
+            run_key=open_study(config, overrides).keys.run if config else run_key,
+            corpus=corpus,
+            workload=workload,
+            temperature=temperature,
+        )
         print(to_json(found) if as_json else as_text(found))
 
 

@@ -1,97 +1,99 @@
-"""A recommended setting as text, JSON and the flags of serving engines, from the rows of a workspace."""
+"""A recommended setting from the rows of a workspace, as text and as JSON with the flags of serving engines."""
 
 import json
-import shlex
 from collections.abc import Iterable
 from dataclasses import asdict
+from math import isclose
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from bdcore.collapse.recommend import Option, Recommendation, Setting, recommend
+from bdcore.collapse.options import Option, Scene, Setting
+from bdcore.collapse.recommend import Recommendation, recommend
+from reports.engines import engines
 from reports.measured import Measured, measure
 from reports.tables import read, records
+from reports.verifiers import check_one_verifier
 
 
 def recommended(
-    workspace: Path, *, context: int, memory: int, batch: int = 1, run_key: str | None = None
+    workspace: Path,
+    *,
+    context: int,
+    memory: int,
+    batch: int = 1,
+    run_key: str | None = None,
+    corpus: str | None = None,
+    workload: str | None = None,
+    temperature: float | None = None,
 ) -> Recommendation:
-    """The setting that the timed rows of a workspace, or of one run, speak for."""
+    """The setting that the timed rows of a workspace, or of one run, speak for: by the worst of its scenes, or of
+    those that are named. ValueError where runs have different verifiers, and for a name that was not timed."""
 
     def measured(connection: duckdb.DuckDBPyConnection) -> list[Measured]:
+        check_one_verifier(workspace, connection)
         found = [row["run_key"] for row in records(connection, "SELECT DISTINCT run_key FROM samples ORDER BY ALL")]
         return [cell for key in found for cell in measure(connection, key)]
 
-    cells = read(workspace, measured, run_key=run_key)
-    return recommend(list(options(cells)), context=context, memory=memory, batch=batch)
+    found = list(options(read(workspace, measured, run_key=run_key)))
+    for name, value in {"corpus": corpus, "workload": workload, "temperature": temperature}.items():
+        found = found if value is None else _named(found, name, value)
+    return recommend(found, context=context, memory=memory, batch=batch)
 
 
 def options(cells: Iterable[Measured]) -> Iterable[Option]:
-    """Timed settings that draft. Two runs, corpora or temperatures at one context give several options of a setting."""
+    """Timed settings that draft."""
     for cell in cells:
         row = cell.row
         if row["gamma"] and row["workload"] != "replay" and cell.decode_speedup.value is not None:
-            setting = Setting(
-                row["method"],
-                row["drafter_name"],
-                row["budget"],
-                row["policy"],
-                row["position_mode"],
-                row["gamma"],
-                row["gamma_mode"],
+            yield Option(
+                _setting(row),
+                Scene(row["corpus"], row["workload"], float(f"{row['temperature'] or 0.0:g}")),
+                row["context"],
+                int(row["drafter_kv_bytes_peak"] or 0),
+                int(row["drafter_cached_peak"] or 0),
+                cell.decode_speedup,
+                cell.acceptance,
+                row["run_key"],
             )
-            size = int(row["drafter_kv_bytes_peak"] or 0)
-            yield Option(setting, row["context"], size, cell.decode_speedup, cell.acceptance)
+
+
+def _setting(row: Any) -> Setting:
+    return Setting(
+        row["method"],
+        row["drafter_name"],
+        row["budget"],
+        row["policy"],
+        row["position_mode"],
+        row["gamma"],
+        row["gamma_mode"],
+        row["refresh"] or 0,
+        row["drafter_key"],
+    )
+
+
+def _named(found: list[Option], name: str, value: str | float) -> list[Option]:
+    """The options whose scene has this value."""
+
+    def has(option: Option) -> bool:
+        own = getattr(option.scene, name)
+        return own == value if isinstance(value, str) else isclose(own, value, rel_tol=1e-5)
+
+    kept = [option for option in found if has(option)]
+    if not kept:
+        have = sorted({str(getattr(o.scene, name)) for o in found})
+        raise ValueError(f"{name} = {value}: no timed rows of it; found {', '.join(have) or 'none'}")
+    return kept
 
 
 def as_json(found: Recommendation) -> str:
     return json.dumps({**asdict(found), "engines": engines(found)}, indent=2)
 
 
-def engines(found: Recommendation, model: str = "DRAFTER", verifier: str = "VERIFIER") -> dict[str, dict[str, Any]]:
-    """Per engine: the flags of an independent draft model that it honours, and what of the setting it cannot do."""
-    if found.option is None or found.status != "on":
-        return {}
-    setting = found.option.setting
-    if setting.method == "ngram":
-        return {"vllm": _vllm_lookup(verifier, setting)}
-    missing = [] if setting.budget < 0 else [f"the budget of {setting.budget} keys chosen by {setting.policy}"]
-    missing += [] if setting.position_mode == "absolute" else [f"{setting.position_mode} positions"]
-    missing += [] if setting.gamma_mode == "fixed" else [f"a {setting.gamma_mode} draft length"]
-    return {"vllm": _vllm(verifier, model, setting, missing), "sglang": _sglang(verifier, model, setting, missing)}
-
-
-def _vllm(verifier: str, model: str, setting: Setting, missing: list[str]) -> dict[str, Any]:
-    config = {"method": "draft_model", "model": model, "num_speculative_tokens": setting.gamma}
-    notes = [f"cannot do {what}" for what in missing]
-    if setting.budget > 0:
-        notes.append(
-            "a draft model's own `sliding_window` is honoured: the newest keys alone, without sinks and without "
-            f"chosen chunks. Measure policy sink_recent before you set it to {setting.budget}"
-        )
-    return {"flags": f"vllm serve {verifier} --speculative-config {shlex.quote(json.dumps(config))}", "notes": notes}
-
-
-def _vllm_lookup(verifier: str, setting: Setting) -> dict[str, Any]:
-    config = {"method": "ngram", "num_speculative_tokens": setting.gamma, "prompt_lookup_max": 3}
-    return {"flags": f"vllm serve {verifier} --speculative-config {shlex.quote(json.dumps(config))}", "notes": []}
-
-
-def _sglang(verifier: str, model: str, setting: Setting, missing: list[str]) -> dict[str, Any]:
-    flags = (
-        f"python -m sglang.launch_server --model-path {verifier} --speculative-algorithm STANDALONE "
-        f"--speculative-draft-model-path {model} --speculative-num-steps {setting.gamma} --speculative-eagle-topk 1 "
-        f"--speculative-num-draft-tokens {setting.gamma + 1}"
-    )
-    notes = [f"cannot do {what}" for what in missing]
-    if setting.budget > 0:
-        notes.append("`--speculative-draft-window-size` has no effect with STANDALONE: the draft cache stays full")
-    return {"flags": flags, "notes": notes}
-
-
 def as_text(found: Recommendation) -> str:
     lines = list(found.sentences)
     for engine, what in engines(found).items():
-        lines += ["", f"{engine}:", f"  {what['flags']}", *(f"  note: {note}" for note in what["notes"])]
+        flags = [f"  {what['flags']}"] if what["flags"] else []
+        lines += ["", f"{engine}:", *flags, *(f"  note: {note}" for note in what["notes"])]
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bdcore.config import Chat, CorpusConfig
+from bdcore.config import Chat, CorpusConfig, FrameName
 from bdcore.identity import digest
 
 
@@ -26,7 +26,7 @@ class Document:
     """One text under a name that is the same on every run; `question` is what is to be answered from it.
 
     `needles` are not in the text yet: where they go depends on the prompt's length. `filler`: the document whose text
-    hides them. `chat`: whether the question is put by a chat template.
+    hides them. `chat`: whether the question is put by a chat template. `frame`: whose words surround the text.
     """
 
     doc_id: str
@@ -36,6 +36,7 @@ class Document:
     needles: tuple[Needle, ...] = ()
     filler: str | None = None
     chat: Chat = "never"
+    frame: FrameName = "benchmark"
 
     @property
     def origin(self) -> str:

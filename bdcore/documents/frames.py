@@ -19,6 +19,16 @@ _BENCHMARK = {
         "Do not provide any explanation.\n\nQuestion: {question}\n\nAnswer:",
     ),
 }
+# The prompts of the paper's authors (their src/data_loader.py). LWM's asks for a summary, whatever the question.
+_PAPER = {
+    "longbench": ("", "\n{question}"),
+    "lwm": (
+        "You are a helpful assistant. USER: Please read a part of the book below, and then give me the summary.\n"
+        "[start of the book]\n",
+        "\n[end of the book]\n\nNow you have read it. Please summarize it for me.\n\nASSISTANT: ",
+    ),
+}
+_FRAMES = {"benchmark": _BENCHMARK, "paper": _PAPER}
 _QUESTION = "\n\nQuestion: {question}\nAnswer:"
 _NEEDLE = (
     "Secret numbers are hidden in the text below. Read it, then answer the question that follows.\n\n",
@@ -40,6 +50,6 @@ def frame_of(document: Document) -> Frame:
     """Empty for a document without a question. A needle's answer is led up to the point where its number is due."""
     if document.question is None:
         return Frame()
-    opening, closing = _NEEDLE if document.needles else _BENCHMARK.get(document.source, _OTHER)
+    opening, closing = _NEEDLE if document.needles else _FRAMES[document.frame].get(document.source, _OTHER)
     lead = document.evidence.lead if document.evidence else ""
     return Frame(opening, closing.format(question=document.question.strip()), lead)

@@ -72,7 +72,7 @@ def load_documents(corpus: CorpusConfig) -> list[Document]:
             seen.add(document.doc_id)
             found[split] += 1
             if split == corpus.split:
-                documents.append(replace(document, chat=corpus.chat))
+                documents.append(replace(document, chat=corpus.chat, frame=corpus.frame))
     if not documents:
         have = ", ".join(f"{count} in `{split}`" for split, count in sorted(found.items())) or "none at all"
         raise ConfigError(
@@ -90,8 +90,10 @@ def documents_key(documents: Iterable[Document]) -> str:
 def _identity(document: Document) -> list[str]:
     """What a document is, in as many parts as it has: later kinds of it leave the keys of the earlier ones alone."""
     plain = [document.doc_id, document.source, _text_hash(document.text), document.question or ""]
-    chat = [document.chat] if document.question is not None and document.chat != "never" else []
-    return plain + chat + [canonical_json(astuple(needle)) for needle in document.needles]
+    asked = document.question is not None
+    chat = [document.chat] if asked and document.chat != "never" else []
+    frame = [document.frame] if asked and document.frame != "benchmark" else []
+    return plain + chat + frame + [canonical_json(astuple(needle)) for needle in document.needles]
 
 
 def corpus_key(corpus: CorpusConfig) -> str:

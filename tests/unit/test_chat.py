@@ -186,6 +186,24 @@ def test_a_corpus_says_how_its_documents_are_asked(tmp_path):
     assert keys["never"] == documents_key(load_documents(CorpusConfig(source="longbench", path=str(path))))
 
 
+def test_a_corpus_says_whose_words_surround_its_documents(tmp_path):
+    path = write_jsonl(tmp_path / "q.jsonl", [{"id": i, "context": f"text {i}", "input": "why?"} for i in range(9)])
+    corpus = {"source": "longbench", "path": str(path)}
+    plain, benchmark, paper = (
+        load_documents(CorpusConfig(**corpus, **frame)) for frame in ({}, {"frame": "benchmark"}, {"frame": "paper"})
+    )
+    assert {d.frame for d in paper} == {"paper"}
+    assert documents_key(plain) == documents_key(benchmark) != documents_key(paper)
+    assert CorpusConfig(source="lwm", frame="benchmark").model_dump() == CorpusConfig(source="lwm").model_dump()
+    assert CorpusConfig(source="lwm", frame="paper").model_dump()["frame"] == "paper"
+
+
+@pytest.mark.parametrize("corpus", [{"source": "pg19"}, {"source": "needle"}, {"source": "lwm", "chat": "auto"}])
+def test_the_papers_frame_where_it_has_none_is_refused(corpus):
+    with pytest.raises(ValueError, match="frame = paper: needs chat = never and one of the sources longbench, lwm"):
+        CorpusConfig(**corpus, frame="paper")
+
+
 def test_settings_that_a_corpus_does_not_have_leave_its_keys_alone():
     assert CorpusConfig(source="stdlib").model_dump() == {"source": "stdlib", "path": None, "split": "train"}
     assert CorpusConfig(source="lwm", chat="auto").model_dump()["chat"] == "auto"

@@ -44,6 +44,11 @@ def test_every_shipped_configuration_loads_under_its_own_name(path):
     assert load_config(path).name == path.stem
 
 
+@pytest.mark.parametrize("profile", ["quick", "cpu", "paper"])
+def test_every_profile_measures_what_repetition_alone_gives(profile):
+    assert "ngram" in load_config(CONFIGS / f"{profile}.yaml").grid.methods
+
+
 def test_defaults_are_the_papers():
     training, grid = Config().training, Config().grid
     assert training.views.budgets == {256: 0.4, 512: 0.3, 1024: 0.2, 2048: 0.1}

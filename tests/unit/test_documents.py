@@ -232,6 +232,23 @@ def test_meetings_and_stories_are_asked_about_in_their_benchmarks_words(
         assert between[kept:].startswith("\n\n"), "its text, cut, and nothing else"
 
 
+@pytest.mark.parametrize(
+    ("source", "first", "last"),
+    [
+        ("longbench", "w0 w1", "\nwhy w7?"),
+        ("lwm", "You are a helpful assistant. USER: Please read a part", "Please summarize it for me.\n\nASSISTANT: "),
+    ],
+)
+def test_the_papers_authors_prompt_in_their_own_words(
+    pieces: PreTrainedTokenizerFast, source: str, first: str, last: str
+) -> None:
+    asked = Document("doc", source, text_of(3000), "why w7?", frame="paper")
+    (prompt,) = build_prompts([asked], pieces, length=500, count=1, seed=0).prompts
+    text = pieces.decode(prompt.ids)
+    assert len(prompt.ids) == 500 and text.startswith(first) and text.endswith(last)
+    assert ("why w7?" in text) == (source == "longbench")
+
+
 def test_a_question_prompt_without_room_for_its_document_is_an_error(words: PreTrainedTokenizerFast) -> None:
     asked = document(5000, question="why " * 100)
     message = error_of(lambda: build_prompts([asked], words, length=64, count=1, seed=0))

@@ -11,7 +11,7 @@ import yaml
 
 from bdcore import identity, keys
 from bdcore.config import load_config
-from bdcore.documents import Document
+from bdcore.documents import Document, documents_key
 from bdcore.identity import (
     MANIFEST,
     atomic_path,
@@ -267,6 +267,22 @@ def test_runtime_says_why(tmp_path):
     config = load_config(Path(__file__).parents[2] / "configs" / "quick.yaml", ["runtime.device=cpu"])
     runtime = resolve(config.runtime)
     assert runtime.device == "cpu" and runtime.grid_dtype == "float32" and "configured" in runtime.reason
+
+
+def test_settings_that_came_later_leave_the_keys_of_the_cpu_study_alone():
+    """What its stages hash, as of before `corpus.frame`: hours of targets and training hang on it. A new setting must
+    leave itself out of the dump at its default."""
+    config = load_config(Path(__file__).parents[2] / "configs" / "cpu.yaml")
+    sections = {name: digest(getattr(config, name)) for name in ("targets", "drafter", "base", "training", "grid")}
+    assert sections == {
+        "targets": "a544118b00d9",
+        "drafter": "b01ff4c1bcca",
+        "base": "d7391daa72ea",
+        "training": "237b061272e6",
+        "grid": "3cba933b2d9f",
+    }
+    documents = [Document("a", "stdlib", "text"), Document("b", "lwm", "text", "why?")]
+    assert documents_key(documents) == "ea0ef7e8b3eb"
 
 
 def test_a_stage_depends_on_the_code_it_runs(monkeypatch):

@@ -9,13 +9,16 @@ import pytest
 from markupsafe import escape
 
 from bdcore.config import load_config
-from bdcore.evaluation.grid import cells
+from bdcore.evaluation.grid import cells, unused_exclusions
+from bdcore.kv.budget import FULL
 from reports.build import build_report
 from reports.paper import CONTRADICTIONS, contradictions, find, numbers, peaks
 from reports.tables import query
 from tests.unit.test_reports import RUN, Page, failure, grid, one, replayed, sample, store
 
 CONFIG = Path(__file__).parents[2] / "configs" / "paper.yaml"
+DRAFT_LENGTHS = {3800: range(5, 85, 5), 8192: range(5, 35, 5), 16384: range(5, 45, 5)}
+"""By context: the authors' grid, and at 4K what Figure 3 shows beyond it."""
 
 
 # --- the setting
@@ -42,13 +45,26 @@ def test_the_configuration_is_the_papers_setting():
 def test_the_grid_has_every_printed_cell_that_our_methods_can_measure():
     config = load_config(CONFIG)
     have = {(c.method, c.context, c.budget, c.gamma) for c in cells(config.grid)}
-    ours = {corpus.source for corpus in config.grid.corpus} | {"longbench"}  # a run of its own, as the file says
+    corpora = {corpus.source for corpus in config.grid.corpus}
     for n in numbers():
         if n.dataset and n.method in config.grid.methods and n.method != "ar":
-            assert n.dataset in ours
-            gammas = [n.gamma] if n.gamma else config.grid.gammas
+            assert n.dataset in corpora
+            gammas = [n.gamma] if n.gamma else DRAFT_LENGTHS[n.context]
             budgets = [n.budget] if n.budget else config.grid.budgets
             assert {(n.method, n.context, b, g) for b in budgets for g in gammas} <= have, n
+
+
+def test_each_context_has_the_papers_draft_lengths_and_a_lookup_in_every_cell():
+    grid = load_config(CONFIG).grid
+    for method, budgets in (("sd_sparse", grid.budgets), ("budgetdraft", grid.budgets), ("ngram", [FULL])):
+        found = {(c.context, c.gamma, c.budget) for c in cells(grid) if c.method == method}
+        assert found == {(c, g, b) for c, gammas in DRAFT_LENGTHS.items() for g in gammas for b in budgets}
+    assert unused_exclusions(grid) == []
+
+
+def test_questions_are_put_in_the_words_of_the_papers_authors():
+    corpora = {corpus.source: corpus.frame for corpus in load_config(CONFIG).grid.corpus}
+    assert corpora == {"pg19": "benchmark", "longbench": "paper", "lwm": "paper"}  # a book of PG-19 has no question
 
 
 # --- the printed numbers
@@ -137,6 +153,39 @@ def test_the_authors_score_beside_ours(tmp_path):
     assert score["authors_speedup"] == 4.0 and score["end_to_end_speedup"] == 3.0
     alone = one(tmp_path, "SELECT * FROM authors_scores WHERE method = 'ar'")
     assert alone["authors_speedup"] == 1.0 and alone["acceptance"] is None
+
+
+def test_the_authors_count_gamma_drafts_a_round(tmp_path):
+    """Where ours drafted fewer, since a lookup found nothing or the length adapted; but not past the length limit."""
+    short = {"gamma": 65, "budget": -1, "rounds": 4, "drafted": 251, "accepted": 251}  # 65, 65, 65 and the last 56
+    store(tmp_path, [
+        sample(method="ar"),
+        sample(method="sd_full", **short),
+        sample(method="ngram", drafter_name=None, drafter_key=None, budget=-1, rounds=20, drafted=20, accepted=10),
+        sample(gamma_mode="adaptive", rounds=20, drafted=40, accepted=20),
+        sample(method="streaming", rounds=0, drafted=0, accepted=0),
+    ])  # fmt: skip
+    sql = "SELECT method, acceptance, authors_acceptance FROM authors_scores ORDER BY method"
+    assert query(tmp_path, sql)[1] == [
+        ("ar", None, None),
+        ("budgetdraft", 0.5, 20 / 80),
+        ("ngram", 0.5, 10 / 80),
+        ("sd_full", 1.0, 1.0),
+        ("streaming", None, None),
+    ]
+
+
+def test_the_papers_acceptance_is_compared_by_its_own_count(tmp_path):
+    place = {"context": 3800, "corpus": "pg19", "budget": 256, "gamma": 5, "gamma_mode": "adaptive"}
+    store(tmp_path, [
+        sample(method="ar", context=3800, corpus="pg19"),
+        sample(rounds=20, drafted=40, accepted=30, **place),
+    ])  # fmt: skip
+    measured = "SELECT DISTINCT measured FROM paper_comparison WHERE metric = 'acceptance'"
+    assert query(tmp_path, measured)[1] == [(30 / 100,)]
+    for table in ("paper_table_1", "paper_table_2", "paper_table_3", "paper_figure_3"):
+        sql = f"SELECT acceptance, authors_acceptance FROM {table} WHERE policy <> 'full'"
+        assert query(tmp_path, sql)[1] == [(0.75, 0.3)], table
 
 
 def test_scores_are_null_without_ar_without_time_and_without_drafts(tmp_path):
