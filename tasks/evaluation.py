@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from bdcore.documents import Prompt
-from bdcore.evaluation.cell import measure_prompt, warm_up
+from bdcore.evaluation.cell import Measured, measure_prompt, warm_up
 from bdcore.evaluation.grid import REPLAY, WRITTEN, Cell, cells
 from bdcore.evaluation.replay import all_positions, replay
 from bdcore.evaluation.rows import Bench, Row
@@ -55,7 +55,7 @@ class GridSlice:
 
 @task(cache_policy=NO_CACHE, task_run_name="measure-context-{context}")
 def measure_context(study: Study, found: GridInputs, context: int) -> GridSlice:
-    """Every cell of one context that writes text, on every prompt. Finished prompts are kept, failed cells are rows."""
+    """Every cell of one context that writes text, on every prompt. Finished cells are kept, failed ones are rows."""
     every = [cell for cell in cells(study.config.grid) if cell.workload in WRITTEN and cell.context == context]
 
     def prompts(tokenizer: Any, seed: int) -> list[Prompt]:
@@ -63,18 +63,27 @@ def measure_context(study: Study, found: GridInputs, context: int) -> GridSlice:
 
     warm: list[str] = []
 
-    def measure(prompt: Prompt, path: Path, step: Step) -> list[Row]:
+    def measure(prompt: Prompt, path: Path, step: Step) -> int:
+        shared = study.workspace.rounds(study.keys.run) / path.name
+        samples = _measured(path, prompt)
+        kept = {row["cell_key"] for row in samples}
+        rounds = [row for row in (read_rows(shared, ROUNDS) or []) if row["cell_key"] in kept] if kept else []
+
         def told(cell: Cell) -> None:
             step(f"{cell.method} on {prompt.doc_id}")
+
+        def write(new: Measured) -> None:
+            samples.extend(new[0])
+            rounds.extend(new[1])
+            # The samples file is written last: a cell that is in it is done.
+            write_rows(shared, rounds, ROUNDS)
+            write_rows(path, samples, SAMPLES)
 
         bench = _bench(study, found)
         if not warm:
             warm_up(bench, prompt, every)
             warm.append(prompt.doc_id)
-        samples, rounds = measure_prompt(bench, prompt, every, on_cell=told)
-        # The samples file is written last: its presence means that the prompt is done.
-        write_rows(study.workspace.rounds(study.keys.run) / path.name, rounds, ROUNDS)
-        return samples
+        return len(measure_prompt(bench, prompt, every, kept=kept, on_cell=told, on_rows=write)[0])
 
     return _measure(study, found, f"context-{context:06d}", prompts, every, measure, steps=(len(every), "samples"))
 
@@ -88,7 +97,7 @@ def measure_replay(study: Study, found: GridInputs) -> GridSlice:
     def documents(tokenizer: Any, seed: int) -> list[Prompt]:
         return documents_of(grid, study.inputs.corpora, tokenizer, seed)
 
-    def measure(document: Prompt, path: Path, step: Step) -> list[Row]:
+    def measure(document: Prompt, path: Path, step: Step) -> int:
         shared = _known_path(study, document)
         known = _read_known(shared)
         samples, rounds = replay(
@@ -96,7 +105,8 @@ def measure_replay(study: Study, found: GridInputs) -> GridSlice:
         )
         write_json(shared, known)
         write_rows(study.workspace.rounds(study.keys.run) / path.name, rounds, ROUNDS)
-        return samples
+        write_rows(path, samples, SAMPLES)  # last: its presence means that the document is done
+        return len(samples)
 
     return _measure(
         study, found, "replay", documents, every, measure, steps=(len(all_positions(grid)), "positions of documents")
@@ -129,11 +139,14 @@ def _measure(
     name: str,
     texts: Callable[[Any, int], list[Prompt]],
     every: list[Cell],
-    measure: Callable[[Prompt, Path, Step], list[Row]],
+    measure: Callable[[Prompt, Path, Step], int],
     *,
     steps: tuple[int, str],
 ) -> GridSlice:
-    """One file of sample rows per text, those of an earlier run kept. `steps`: how many of each, and of what."""
+    """One file of sample rows per text, those of an earlier run kept. `steps`: how many of each, and of what.
+
+    `measure` writes the file of a text and returns how many samples it measured.
+    """
     with exclusive(study.workspace.samples(study.keys.run)), quiet():
         prompts = _disjoint(study, found, texts)
         paths = [_file(study, name, i) for i in range(len(prompts))]
@@ -145,10 +158,9 @@ def _measure(
         def step(note: str) -> None:
             progress(next(count), note)
 
-        for path, prompt, finished in zip(paths, prompts, done, strict=True):
-            if not finished:
-                write_rows(path, measure(prompt, path, step), SAMPLES)
-        return GridSlice(name, len(every) * len(prompts), _failures(paths), len(every) * done.count(False))
+        todo = [(prompt, path) for prompt, path, finished in zip(prompts, paths, done, strict=True) if not finished]
+        measured = sum(measure(prompt, path, step) for prompt, path in todo)
+        return GridSlice(name, len(every) * len(prompts), _failures(paths), measured)
 
 
 @task(cache_policy=NO_CACHE)
@@ -185,15 +197,17 @@ def _file(study: Study, name: str, index: int) -> Path:
 
 
 def _finished(path: Path, prompt: Prompt, every: list[Cell]) -> bool:
-    """Whether an earlier run measured this prompt whole. Failed cells and damaged files are measured again."""
-    if not path.is_file():
-        return False
-    rows = read_rows(path, SAMPLES)
+    """Whether an earlier run measured this text under every cell. Failed cells are measured again."""
+    return {row["cell_key"] for row in _measured(path, prompt)} == {cell.key for cell in every}
+
+
+def _measured(path: Path, prompt: Prompt) -> list[Row]:
+    """The samples of this text that an earlier run finished; none where its file is damaged."""
+    rows = read_rows(path, SAMPLES) if path.is_file() else []
     if rows is None:
         get_run_logger().warning("grid: %s is damaged; measuring its prompt again", path)
-        return False
-    complete = {row["cell_key"] for row in rows} == {cell.key for cell in every}
-    return complete and all(row["status"] == "ok" and row["doc_id"] == prompt.doc_id for row in rows)
+        return []
+    return [row for row in rows if row["status"] == "ok" and row["doc_id"] == prompt.doc_id]
 
 
 def _failures(paths: list[Path]) -> int:

@@ -3,7 +3,7 @@
 The prompt is read once by the verifier; every method starts from that cache. A cell that fails is a row that says so.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -33,22 +33,33 @@ class _Timed:
     before: int
 
 
+Measured = tuple[list[Row], list[Row]]
+"""Sample rows and round rows."""
+
+
 def measure_prompt(
-    bench: Bench, prompt: Prompt, cells: list[Cell], *, on_cell: Callable[[Cell], None] | None = None
-) -> tuple[list[Row], list[Row]]:
+    bench: Bench,
+    prompt: Prompt,
+    cells: list[Cell],
+    *,
+    kept: Container[str] = (),
+    on_cell: Callable[[Cell], None] = lambda cell: None,
+    on_rows: Callable[[Measured], None] = lambda rows: None,
+) -> Measured:
     """(sample rows, round rows) of one prompt under the cells of one context: each workload and temperature by itself,
-    `ar` first. `ar` is timed again every few cells, so that a slow moment of the machine hits both sides of a ratio."""
+    `ar` first. `ar` is timed again every few cells, so that a slow moment of the machine hits both sides of a ratio.
+
+    `kept`: keys of cells that need no measuring; beside them `ar` is decoded again only where another is left.
+    `on_rows` is told of new rows as soon as they are final, which is whenever `ar` has been timed again.
+    """
     samples, rounds = list[Row](), list[Row]()
     reader = _Reader(bench, prompt, cells)
     for _, group in groupby(cells, key=lambda cell: (cell.workload, cell.temperature)):
-        for row, records in _measure_group(bench, prompt, list(group), reader, on_cell or _quiet):
-            samples.append(row)
-            rounds += records
+        for found in _measure_group(bench, prompt, list(group), reader, kept, on_cell):
+            on_rows(found)
+            samples += found[0]
+            rounds += found[1]
     return samples, rounds
-
-
-def _quiet(cell: Cell) -> None:
-    pass
 
 
 class _Reader:
@@ -77,12 +88,22 @@ class _Reader:
 
 
 def _measure_group(
-    bench: Bench, prompt: Prompt, cells: list[Cell], reader: _Reader, on_cell: Callable[[Cell], None]
-) -> Iterator[tuple[Row, list[Row]]]:
+    bench: Bench,
+    prompt: Prompt,
+    cells: list[Cell],
+    reader: _Reader,
+    kept: Container[str],
+    on_cell: Callable[[Cell], None],
+) -> Iterator[Measured]:
     assert cells[0].method == "ar", "ar comes first: the others are measured against it"
+    left = [cell for cell in cells if cell.key not in kept]
+    todo = [cells[0], *(cell for cell in left if cell is not cells[0])] if left else []
+    for cell in cells:
+        if cell not in todo:
+            on_cell(cell)
     found: list[_Timed | tuple[Cell, Exception]] = []
     alone: list[Decoded] = []
-    for i, cell in enumerate(cells):
+    for i, cell in enumerate(todo):
         try:
             start = reader.get()
             if i and not alone:
@@ -93,13 +114,16 @@ def _measure_group(
             reader.forget()
         else:
             alone += [decoded] if i == 0 else []
-            found.append(_Timed(cell, decoded, len(alone)))
-        if alone and i and (i % bench.config.grid.ar_every == 0 or cell is cells[-1]):
+            found += [_Timed(cell, decoded, len(alone))] if cell in left else []
+        on_cell(cell)
+        last = cell is todo[-1]
+        if alone and i and (i % bench.config.grid.ar_every == 0 or last):
             with suppress(Exception):  # without it the cells before are compared with the timing before them
                 alone.append(_decode(bench, reader.get(), prompt, cells[0]))
-        on_cell(cell)
-    for entry in found:
-        yield _rows(bench, prompt, entry, alone)
+        if last or (i and i % bench.config.grid.ar_every == 0):
+            rows = [_rows(bench, prompt, entry, alone) for entry in found]
+            yield [row for row, _ in rows], [record for _, records in rows for record in records]
+            found = []
 
 
 def _rows(

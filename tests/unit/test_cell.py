@@ -283,6 +283,22 @@ def test_cells_in_another_order_give_the_same_rows(bench, document):
         assert untimed(mine) == untimed(theirs)
 
 
+def test_cells_kept_from_an_earlier_run_are_not_measured_again(bench, document):
+    ready, told, batches = bench(ar_every=2), [], []
+    every = cells(ready.config.grid)
+    whole = measure_prompt(ready, document, every, on_rows=batches.append)
+    assert len(batches) > 1  # rows are final when `ar` has been timed after them, and told then
+    assert ([r for b in batches for r in b[0]], [r for b in batches for r in b[1]]) == whole
+    kept = {row["cell_key"] for row in batches[0][0]}
+    samples, rounds = measure_prompt(ready, document, every, kept=kept, on_cell=told.append)
+    assert {row["cell_key"] for row in samples} == {cell.key for cell in every} - kept
+    assert {row["cell_key"] for row in rounds} <= {row["cell_key"] for row in samples}
+    before = {row["cell_key"]: row["output_ids"] for row in whole[0]}
+    assert all(row["output_ids"] == before[row["cell_key"]] and row["exact_match"] for row in samples)
+    assert sorted(cell.key for cell in told) == sorted(cell.key for cell in every)
+    assert measure_prompt(ready, document, every, kept={cell.key for cell in every}) == ([], [])
+
+
 def test_ar_must_come_first(bench, document):
     ready = bench()
     with pytest.raises(AssertionError, match="ar comes first"):
