@@ -192,8 +192,9 @@ def test_mlflow_has_one_parent_with_a_child_per_stage_and_method(finished, study
     assert parents[0].data.params["key.targets"] and parents[0].data.params["grid.new_tokens"] == "12"
     losses = client.get_metric_history(children["tiny: budgetdraft drafter"].info.run_id, "train/view_sparse/loss")
     assert sorted(m.step for m in losses) == [1, 2, 3, 4]
-    curve = client.get_metric_history(children["tiny: grid budgetdraft"].info.run_id, "acceptance/context_128_gamma_3")
-    assert sorted(m.step for m in curve) == [32, 48, 128]  # the full cache stands at its context
+    grid = children["tiny: grid budgetdraft"].info.run_id
+    curves = [client.get_metric_history(grid, f"acceptance/context_128{full}_gamma_3") for full in ("", "_full")]
+    assert [sorted(m.step for m in curve) for curve in curves] == [[32, 48], [128]]
     report = [a.path for a in client.list_artifacts(parents[0].info.run_id, "report")]
     assert "report/report.html" in report
     checkpoint = [
