@@ -60,7 +60,7 @@ SELECT * FROM frontier WHERE run_key = ? ORDER BY corpus, workload, temperature,
 """
 
 _FAILED = """
-SELECT method, drafter_name, corpus, workload, context, budget, policy, position_mode, gamma, doc_id, error
+SELECT method, drafter_name, corpus, workload, temperature, context, budget, policy, position_mode, gamma, doc_id, error
 FROM samples WHERE run_key = ? AND status <> 'ok' ORDER BY ALL
 """
 

@@ -526,6 +526,23 @@ def test_a_run_where_everything_failed_still_reports(workspace, tmp_path):
     assert not [name for name in paths if name.startswith("figures/")]
 
 
+def test_a_failed_sample_names_its_drafter_and_its_temperature(workspace, tmp_path):
+    drawn = failure("out of memory", drafter_name="deep", workload="sampled", temperature=0.8)
+    store(workspace, [*grid(prompts=4), drawn, failure("no drafter", method="ngram", drafter_name=None)])
+    paths = build_report(workspace, RUN, tmp_path / "out", facts={})
+    listed = {row["error"]: row for row in csv.DictReader(paths["tables/failed.csv"].open())}
+    assert listed["out of memory"]["drafter_name"] == "deep"
+    assert float(listed["out of memory"]["temperature"]) == pytest.approx(0.8)
+    page, plain = paths["report.html"].read_text(), paths["report.md"].read_text()
+    columns = ["Method", "Drafter", "Corpus", "Workload", "Temperature", "Context"]
+    assert f"| {' | '.join(columns)} | Budget |" in plain.split("## Failed samples")[1]
+    assert "| budgetdraft | deep | stdlib | sampled | 0.8 | 1024 | 64 |" in plain
+    assert "| ngram | - | stdlib | greedy | 0 | 1024 | 64 |" in plain
+    table = page.split('id="t-failed"')[1].split("</table>")[0]
+    assert re.findall(r'<th scope="col"[^>]*>(\w+)</th>', table)[:6] == columns
+    assert "<td>deep</td><td>stdlib</td><td>sampled</td>" in table
+
+
 def test_one_prompt_is_never_shown_as_certainty(workspace, tmp_path):
     store(workspace, grid(prompts=1))
     text = build_report(workspace, RUN, tmp_path / "out", facts={})["report.html"].read_text()
