@@ -217,7 +217,7 @@ def _deaths(found: Sequence[Deaths]) -> Section:
         ],
         [
             [
-                *(d.by, d.drafter, d.corpus, d.context, budget_name(d.budget), d.policy, d.position_mode),
+                *(d.by, d.name, d.corpus, d.context, budget_name(d.budget), d.policy, d.position_mode),
                 *(str(g.label), Shown(g.acceptance)),
                 None if g.rejected_share is None else round(100 * g.rejected_share, 1),
             ]

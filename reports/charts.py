@@ -99,7 +99,7 @@ def position_curves(deaths: Sequence[Deaths]) -> Drawing | None:
 
 def _view(one: Deaths) -> str:
     view = "full cache" if one.budget < 0 else f"budget {one.budget}, {one.policy}, {one.position_mode}"
-    return wrapped(f"{one.drafter}, {view}")
+    return wrapped(f"{one.name}, {view}")
 
 
 def gamma_curves(cells: Sequence[Measured]) -> Drawing | None:

@@ -753,6 +753,52 @@ def test_where_in_a_round_drafts_die(workspace, tmp_path):
     assert "0.80 at 1, 0.50 at 2, 1.00 at 3" in paths["figures/positions.svg"].read_text()
 
 
+def deaths_of(paths: dict[str, Path], label: str) -> dict[str, float]:
+    rows = csv.DictReader(paths["tables/deaths.csv"].open())
+    return {row["drafter"]: float(row["acceptance"]) for row in rows if row["label"] == label}
+
+
+def test_deaths_of_methods_and_temperatures_that_share_a_drafter_are_never_added_up(workspace, tmp_path):
+    """One budget, policy and drafter; each of 4 rounds of a cell is accepted in as many as its number says."""
+    cells = {
+        "greedy": sample(method="sd_sparse", drafter_name="base"),
+        "two levels": sample(method="triforce", drafter_name="base"),
+        "cool": sample(method="sd_sparse", drafter_name="base", workload="sampled", temperature=0.5),
+        "hot": sample(method="sd_sparse", drafter_name="base", workload="sampled", temperature=1.0),
+        "alone": sample(),
+    }
+    store(workspace, [row | {"cell_key": key} for key, row in cells.items()])
+    store_rounds(workspace, [r for i, key in enumerate(cells) for r in rounds([(4, 4)] * i + [(4, 0)] * (4 - i), key)])
+    paths = build_report(workspace, RUN, tmp_path / "out", facts={})
+    assert deaths_of(paths, "1") == {
+        "base, sd_sparse": 0.0,
+        "base, triforce": 0.25,
+        "base, sd_sparse, temperature 0.5": 0.5,
+        "base, sd_sparse, temperature 1": 0.75,
+        "multi_view": 1.0,
+    }
+    lines = paths["figures/positions.svg"].read_text()
+    assert "base, triforce, budget 64" in lines and "base, sd_sparse, budget 64" in lines
+
+
+def test_deaths_by_token_are_those_of_one_method(workspace, tmp_path):
+    methods = {"sd_full": (0, -1), "self_sparse": (2, 64), "sd_sparse": (4, 64), "streaming": (3, 64)}
+    drafters = {"self_sparse": "self"}
+    store(workspace, [
+        replayed(method=method, budget=budget, drafter_name=drafters.get(method, "base"), cell_key=method)
+        for method, (_, budget) in methods.items()
+    ])  # fmt: skip
+    store_rounds(workspace, [
+        row | {"token_class": "word", "evidence": 9}
+        for method, (accepted, _) in methods.items()
+        for row in rounds([(1, 1)] * accepted + [(1, 0)] * (4 - accepted), method)
+    ])  # fmt: skip
+    paths = build_report(workspace, RUN, tmp_path / "out", facts={})
+    assert deaths_of(paths, "word") == deaths_of(paths, "1 to 64") == {
+        "base, sd_full": 0.0, "self": 0.5, "base, streaming": 0.75, "base, sd_sparse": 1.0,
+    }  # fmt: skip
+
+
 def test_where_speculation_stops_paying(workspace, tmp_path):
     rows = [
         row
