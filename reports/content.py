@@ -30,7 +30,7 @@ TEXT_LIMIT = 1500
 FAILURES_SHOWN = 200
 """Failed samples listed in the report; `tables/failed.csv` has them all."""
 SKIPPED_SHOWN = 5
-NOT_TABULATED = ("study", "training", "expected_samples", "planned", "paper")
+NOT_TABULATED = ("study", "training", "expected_samples", "planned", "paper", "answers")
 """Keys of `facts` that have a place of their own in the report."""
 
 DEFINITIONS = (
@@ -104,7 +104,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
     failed = records(connection, _FAILED, [run_key])
     partial = missing(connection, run_key, facts)
     skipped = records(connection, "SELECT file, reason FROM skipped_files ORDER BY file")
-    analysis = analyse(connection, run_key, cells)
+    analysis = analyse(connection, run_key, cells, facts.get("answers") or {})
     paper = beside_paper(connection, run_key, wanted=bool(facts.get("paper")))
     return {
         "study": str(facts.get("study") or "study"),
@@ -124,7 +124,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "pairs": _pairs(connection, run_key),
         "drawings": [
             *all_figures(cells, facts.get("training") or {}),
-            *analysis_figures(cells, analysis.swaps, analysis.worth, analysis.deaths),
+            *analysis_figures(cells, analysis.swaps, analysis.worth, analysis.deaths, analysis.needles),
         ],
         "analysis": analysis.sections,
         "phases": list(PHASES.values()),

@@ -1,6 +1,7 @@
 """Stage 4: the collapse report of a grid."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from bdcore.config import Config, DrafterConfig, GridConfig, ModelConfig
+from bdcore.documents import Document
 from bdcore.evaluation.grid import cells, context_facts
 from bdcore.identity import digest, exclusive, file_digest, read_manifest, write_manifest
 from bdcore.runtime import environment
@@ -70,6 +72,7 @@ def report_facts(study: Study) -> dict[str, Any]:
         "expected_samples": context_facts(config.grid)["samples"],
         "planned": planned(config.grid),
         "paper": papers_pair(config),
+        "answers": answers(study.inputs.evaluation),
         "runtime": study.runtime.facts(),
         "environment": environment(),
         "keys": keys.facts(),
@@ -87,6 +90,11 @@ def planned(grid: GridConfig) -> list[dict[str, Any]]:
         for corpus in grid.corpus
         for cell in cells(grid)
     ]
+
+
+def answers(documents: Iterable[Document]) -> dict[str, str]:
+    """Document -> the number of the needle that it asks for."""
+    return {d.doc_id: d.evidence.answer for d in documents if d.evidence}
 
 
 def papers_pair(config: Config) -> bool:
