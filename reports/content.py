@@ -30,7 +30,7 @@ TEXT_LIMIT = 1500
 FAILURES_SHOWN = 200
 """Failed samples listed in the report; `tables/failed.csv` has them all."""
 SKIPPED_SHOWN = 5
-NOT_TABULATED = ("study", "training", "expected_samples", "planned", "paper", "answers")
+NOT_TABULATED = ("study", "training", "expected_samples", "planned", "paper", "answers", "texts")
 """Keys of `facts` that have a place of their own in the report."""
 
 DEFINITIONS = (
@@ -131,7 +131,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "phase_columns": [(f"{phase} (%)", True) for phase in PHASES.values()],
         "phase_rows": _phase_rows(c for c in cells if c.row["workload"] != "replay"),
         "paper": paper,
-        "definitions": [*DEFINITIONS, *([] if paper["shown"] else [paper["note"]])],
+        "definitions": [*DEFINITIONS, *_short(facts.get("texts")), *([] if paper["shown"] else [paper["note"]])],
         "facts": fact_tables(facts),
     }
 
@@ -168,6 +168,15 @@ def _unmeasured(
     for row in records(connection, "SELECT * FROM cells WHERE run_key = ?", [run_key]):
         wanted[tuple(row[name] for name in keys)] -= row["n"] + row["failed"]
     return [dict(zip(keys, key, strict=True)) | {"missing": count} for key, count in wanted.items() if count > 0]
+
+
+def _short(texts: Mapping[str, Any] | None) -> list[str]:
+    """What became of documents that are too short for the grid."""
+    if not texts:
+        return []
+    passed = ", ".join(f"{count} of {source}" for source, count in texts["too_short"].items())
+    text = f"Documents too short for the {texts['tokens']} tokens of the grid are counted, never joined; passed over: "
+    return [f"{text}{passed}."]
 
 
 def _skipped(skipped: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -21,6 +21,7 @@ from reports.build import build_report
 from reports.deployment import as_json, as_text, recommended
 from reports.tables import write_views
 from tasks.progress import ArtifactRef, announce
+from tasks.texts import text_facts
 from tasks.training import LOG
 
 
@@ -60,7 +61,7 @@ def report_key(study: Study) -> str:
     ]
     package = Path(__file__).parent.parent / "reports"
     code = [(p.name, file_digest(p)) for p in sorted(package.rglob("*")) if p.suffix in (".py", ".j2", ".csv")]
-    return digest("report", study.keys.facts(), rows, code)
+    return digest("report", study.keys.facts(), rows, text_facts(study), code)
 
 
 def report_facts(study: Study) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def report_facts(study: Study) -> dict[str, Any]:
         "expected_samples": context_facts(config.grid)["samples"],
         "planned": planned(config.grid),
         "paper": papers_pair(config),
+        "texts": text_facts(study),
         "answers": answers(study.inputs.evaluation),
         "runtime": study.runtime.facts(),
         "environment": environment(),

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 
+from bdcore.identity import read_manifest
 from bdcore.study import open_study
 from bdcore.workspace import REPOSITORY
 from flows.evaluation import evaluation
@@ -77,6 +78,13 @@ def test_the_same_documents_stand_at_every_context_and_none_was_trained_on(finis
     by_context = {c: {r["doc_id"] for r in samples(finished, context=c)} for c in (64, 128)}
     assert by_context[64] == by_context[128]
     assert not by_context[64] & {row["doc_id"] for row in rows_of(finished, "targets")}
+
+
+def test_documents_too_short_for_the_grid_are_counted_in_its_manifest_and_its_report(finished):
+    [manifest] = [read_manifest(folder) for folder in (finished / "results" / "samples").glob("run_key=*")]
+    assert manifest["texts"] == {"tokens": 128, "too_short": {"folder": 0}}
+    [page] = (finished / "reports").rglob("report.md")
+    assert "too short for the 128 tokens of the grid are counted, never joined; passed over: 0 of" in page.read_text()
 
 
 def test_a_second_run_reuses_everything(used, study_config):
