@@ -1,7 +1,7 @@
 """The analysis of a run as sections of plain tables, for HTML, Markdown and CSV alike."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from reports.budget_tests import BudgetTest, budget_tests, drafter_tests
 from reports.ceilings import ceilings
 from reports.deaths import Deaths, deaths
 from reports.measured import Measured
+from reports.needles import Needles, needles
 from reports.series import per_document
 from reports.swaps import Swaps, attributions
 from reports.upper import Upper, upper_envelope
@@ -47,14 +48,19 @@ class Analysis:
     swaps: list[Swaps]
     worth: list[Worth]
     deaths: list[Deaths]
+    needles: list[Needles]
     speedups: list[SpeedupCollapse]
     budgets: list[BudgetTest]
     upper: list[Upper]
 
 
-def analyse(connection: duckdb.DuckDBPyConnection, run_key: str, cells: Sequence[Measured]) -> Analysis:
+def analyse(
+    connection: duckdb.DuckDBPyConnection, run_key: str, cells: Sequence[Measured], answers: Mapping[str, str]
+) -> Analysis:
+    """`answers`: document -> what the needle says that it asks for."""
     series = per_document(connection, run_key)
     swaps, paying, died = attributions(series), worth(connection, run_key, series), deaths(connection, run_key)
+    hidden = needles(connection, run_key, answers)
     speedups, budgets = speedup_boundaries(c.cell() for c in cells), budget_tests(series)
     upper = upper_envelope(series)
     made = [
@@ -65,9 +71,11 @@ def analyse(connection: duckdb.DuckDBPyConnection, run_key: str, cells: Sequence
         _upper(upper),
         _drafters(series),
         _deaths(died),
+        _needles(hidden),
         _break_even(paying),
     ]
-    return Analysis([section for section in made if section.rows], swaps, paying, died, speedups, budgets, upper)
+    shown = [section for section in made if section.rows]
+    return Analysis(shown, swaps, paying, died, hidden, speedups, budgets, upper)
 
 
 def as_csv(section: Section) -> tuple[list[str], list[list[Any]]]:
@@ -243,12 +251,36 @@ def _deaths(found: Sequence[Deaths]) -> Section:
         ],
         [
             [
-                *(d.by, d.drafter, d.corpus, d.context, budget_name(d.budget), d.policy, d.position_mode),
+                *(d.by, d.name, d.corpus, d.context, budget_name(d.budget), d.policy, d.position_mode),
                 *(str(g.label), Shown(g.acceptance)),
                 None if g.rejected_share is None else round(100 * g.rejected_share, 1),
             ]
             for d in found
             for g in d.groups
+        ],
+    )
+
+
+def _needles(found: Sequence[Needles]) -> Section:
+    return Section(
+        "needles",
+        "Needles: by how far back the evidence stands",
+        "Prompts that ask for a number hidden in their text, by its distance from the prompt's end. Acceptance: over "
+        "the whole text that follows, which begins with the answer. Answers found: texts that contain the number; "
+        "greedy text that is that of `ar` finds those that `ar` finds.",
+        [
+            *(("Drafter", False), ("Corpus", False), ("Workload", False), ("Context", True), ("Budget", True)),
+            *(("Policy", False), ("Positions", False), ("Gamma", True), ("Distance (% of the prompt)", False)),
+            *(("Nearest (tokens)", True), ("Farthest (tokens)", True), ("Acceptance (%)", True)),
+            ("Answers found (%)", True),
+        ],
+        [
+            [
+                *(n.name, n.corpus, n.workload, n.context, budget_name(n.budget), n.policy, n.position_mode, n.gamma),
+                *(r.label, r.nearest, r.farthest, Shown(r.acceptance), Shown(r.found)),
+            ]
+            for n in found
+            for r in n.reaches
         ],
     )
 

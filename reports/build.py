@@ -25,8 +25,9 @@ def build_report(workspace: Path, run_key: str, out: Path, *, facts: Mapping[str
     """Write the report of `run_key` into `out`. Returns path by name: `report.html`, `tables/cells.csv`, ...
 
     `facts` adds what rows cannot know: `study` (name), `expected_samples` (count), `training` (drafter name -> logged
-    steps with step, loss_a, loss_c), `planned` (cells of the grid: settings and `prompts`), `paper` (show its numbers
-    whatever was measured); everything else in it is shown as definition tables.
+    steps with step, loss_a, loss_c), `planned` (cells of the grid: settings and `prompts`), `answers` (document -> what
+    the needle says that it asks for), `texts` (`tokens` wanted of a document, and `too_short`: corpus -> documents that
+    had fewer), `paper` (show its numbers whatever was measured); everything else in it is shown as definition tables.
     """
 
     def gathered(connection: duckdb.DuckDBPyConnection) -> tuple[dict[str, Any], dict[str, str]]:

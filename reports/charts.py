@@ -1,38 +1,37 @@
-"""Figures of the analysis: what swaps give back, speed against the draft length, memory, where speculation pays."""
+"""Figures of the analysis: what swaps give back, speed against the draft length, memory, where speculation pays.
+
+Those of where drafts die are in `reports.death_curves`.
+"""
 
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from bdcore.collapse import Estimate
+from reports.analysis import Analysis
 from reports.breakeven import Worth
-from reports.deaths import Deaths
-from reports.figures import DASHES, MARKERS, MAX_PANELS, PALETTE, wrapped
+from reports.death_curves import needle_curves, position_curves
+from reports.figures import MAX_PANELS, PALETTE, look
 from reports.measured import Measured
 from reports.panels import budget_label, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style
 from reports.swaps import Swaps
-from reports.upper import Upper, upper_curves
+from reports.upper import upper_curves
 
 
-def analysis_figures(
-    cells: Sequence[Measured],
-    swaps: Sequence[Swaps],
-    worth: Sequence[Worth],
-    deaths: Sequence[Deaths],
-    upper: Sequence[Upper],
-) -> list[Drawing]:
+def analysis_figures(cells: Sequence[Measured], analysis: Analysis) -> list[Drawing]:
     """Every figure the rows allow; one without a measured value is left out."""
     with style():
         made = [
-            upper_curves(upper),
-            attribution_bars(swaps),
-            position_curves(deaths),
+            upper_curves(analysis.upper),
+            attribution_bars(analysis.swaps),
+            position_curves(analysis.deaths),
+            needle_curves(analysis.needles),
             gamma_curves(cells),
             memory_curve(cells),
-            break_even_map(worth),
+            break_even_map(analysis.worth),
         ]
     return [drawing for drawing in made if drawing is not None]
 
@@ -68,44 +67,6 @@ def attribution_bars(swaps: Sequence[Swaps]) -> Drawing | None:
         caption="Grey: acceptance lost. Blue: what one change of the setting gives back, on the same documents. Lines "
         + "through the bars: 95 % paired bootstrap intervals. Shares need not add up: causes overlap.",
     )
-
-
-def position_curves(deaths: Sequence[Deaths]) -> Drawing | None:
-    """Acceptance by position in the draft, one panel per workload and corpus, one line per drafter and view."""
-    drawn = [d for d in deaths if isinstance(d.groups[0].label, int)]
-    if not drawn:
-        return None
-    panels = list(dict.fromkeys((d.by, d.corpus, d.context) for d in drawn))[:MAX_PANELS]
-    lines = list(dict.fromkeys(_view(d) for d in drawn))
-    figure, axes = panel_row(len(panels))
-    told: list[str] = []
-    for ax, (by, corpus, context) in zip(axes, panels, strict=True):
-        for one in (d for d in drawn if (d.by, d.corpus, d.context) == (by, corpus, context)):
-            i, label = lines.index(_view(one)), _view(one)
-            points = [(g.label, g.acceptance) for g in one.groups if g.acceptance.value is not None]
-            xs, ys = [x for x, _ in points], [e.value for _, e in points]
-            ax.plot(xs, ys, markersize=4.5, linewidth=1.5, label=label, **_look(i))
-            told.append(f"{corpus}, {label}: " + ", ".join(f"{y:.2f} at {x}" for x, y in zip(xs, ys, strict=True)))
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set_xlabel("position in the draft")
-        ax.set_title(f"{by.split(', ', 1)[1]}\n{corpus}, {context} tokens")
-    axes[0].set_ylim(0, 1)
-    axes[0].set_ylabel("acceptance, all before accepted")
-    legend_beside(figure, axes)
-    figure.suptitle("Where in a round drafts die")
-    return draw(
-        figure,
-        name="positions",
-        title="Where in a round drafts die",
-        alt="Line chart. " + "; ".join(told) + ".",
-        caption="Share of the drafts put to the test at a position that the verifier accepts, at the longest context "
-        + "and the largest gamma. A level line: every draft is as good as the first. Intervals: see the table.",
-    )
-
-
-def _view(one: Deaths) -> str:
-    view = "full cache" if one.budget < 0 else f"budget {one.budget}, {one.policy}, {one.position_mode}"
-    return wrapped(f"{one.drafter}, {view}")
 
 
 def gamma_curves(cells: Sequence[Measured]) -> Drawing | None:
@@ -207,20 +168,10 @@ def _line(
         return []
     label = method if budget is None else f"{method}, {'full cache' if budget < 0 else f'budget {budget}'}"
     xs, ys = [x_of(c) for c in cells], [y_of(c) for c in cells]
-    look = _look(i)
-    ax.plot(xs, [y.value for y in ys], markersize=5, linewidth=1.6, label=label, **look)
+    ax.plot(xs, [y.value for y in ys], markersize=5, linewidth=1.6, label=label, **look(i))
     bounds = [(x, y.low, y.high) for x, y in zip(xs, ys, strict=True) if y.low is not None]
-    ax.vlines([b[0] for b in bounds], [b[1] for b in bounds], [b[2] for b in bounds], color=look["color"], alpha=0.4)
+    ax.vlines([b[0] for b in bounds], [b[1] for b in bounds], [b[2] for b in bounds], color=look(i)["color"], alpha=0.4)
     return [f"{panel}, {label}: " + ", ".join(f"{y.value:.2f} at {x:.3g}" for x, y in zip(xs, ys, strict=True))]
-
-
-def _look(i: int) -> dict[str, str]:
-    """Colour, dash and marker of the line with this number: it is known by more than its colour."""
-    return {
-        "color": PALETTE[i % len(PALETTE)],
-        "linestyle": DASHES[i % len(DASHES)],
-        "marker": MARKERS[i % len(MARKERS)],
-    }
 
 
 def break_even_map(worth: Sequence[Worth]) -> Drawing | None:

@@ -31,7 +31,7 @@ TEXT_LIMIT = 1500
 FAILURES_SHOWN = 200
 """Failed samples listed in the report; `tables/failed.csv` has them all."""
 SKIPPED_SHOWN = 5
-NOT_TABULATED = ("study", "training", "expected_samples", "planned", "paper")
+NOT_TABULATED = ("study", "training", "expected_samples", "planned", "paper", "answers", "texts")
 """Keys of `facts` that have a place of their own in the report."""
 
 DEFINITIONS = (
@@ -61,7 +61,7 @@ SELECT * FROM frontier WHERE run_key = ? ORDER BY corpus, workload, temperature,
 """
 
 _FAILED = """
-SELECT method, drafter_name, corpus, workload, context, budget, policy, position_mode, gamma, doc_id, error
+SELECT method, drafter_name, corpus, workload, temperature, context, budget, policy, position_mode, gamma, doc_id, error
 FROM samples WHERE run_key = ? AND status <> 'ok' ORDER BY ALL
 """
 
@@ -105,7 +105,7 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
     failed = records(connection, _FAILED, [run_key])
     partial = missing(connection, run_key, facts)
     skipped = records(connection, "SELECT file, reason FROM skipped_files ORDER BY file")
-    analysis = analyse(connection, run_key, cells)
+    analysis = analyse(connection, run_key, cells, facts.get("answers") or {})
     paper = beside_paper(connection, run_key, wanted=bool(facts.get("paper")))
     return {
         "study": str(facts.get("study") or "study"),
@@ -125,14 +125,14 @@ def gather(connection: duckdb.DuckDBPyConnection, run_key: str, facts: Mapping[s
         "pairs": _pairs(connection, run_key),
         "drawings": [
             *all_figures(cells, facts.get("training") or {}),
-            *analysis_figures(cells, analysis.swaps, analysis.worth, analysis.deaths, analysis.upper),
+            *analysis_figures(cells, analysis),
         ],
         "analysis": analysis.sections,
         "phases": list(PHASES.values()),
         "phase_columns": [(f"{phase} (%)", True) for phase in PHASES.values()],
         "phase_rows": _phase_rows(c for c in cells if c.row["workload"] != "replay"),
         "paper": paper,
-        "definitions": [*DEFINITIONS, *([] if paper["shown"] else [paper["note"]])],
+        "definitions": [*DEFINITIONS, *_short(facts.get("texts")), *([] if paper["shown"] else [paper["note"]])],
         "facts": fact_tables(facts),
     }
 
@@ -180,6 +180,15 @@ def _unmeasured(
 def _cell(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
     """What tells cells apart; a temperature of 0.8 is stored as the nearest float32."""
     return tuple(float(np.float32(row[k])) if isinstance(row[k], float) else row[k] for k in keys)
+
+
+def _short(texts: Mapping[str, Any] | None) -> list[str]:
+    """What became of documents that are too short for the grid."""
+    if not texts:
+        return []
+    passed = ", ".join(f"{count} of {source}" for source, count in texts["too_short"].items())
+    text = f"Documents too short for the {texts['tokens']} tokens of the grid are counted, never joined; passed over: "
+    return [f"{text}{passed}."]
 
 
 def _skipped(skipped: Sequence[Mapping[str, Any]]) -> list[str]:

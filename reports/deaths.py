@@ -1,8 +1,7 @@
 """Where drafts die: by their position in the round, by the class of the verifier's token, by how far back the text
 shows it."""
 
-from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +9,14 @@ import duckdb
 
 from bdcore.collapse import Group, by_label
 from bdcore.collapse.pairing import Sums
-from reports.tables import names_known, records
+from reports.labels import drafters
+from reports.tables import CELL_KEYS, names_known, records
 
-_NAMES = ("drafter_name", "corpus", "context", "budget", "policy", "position_mode")
+_MINE = ", ".join(f"m.{key}" for key in CELL_KEYS)
 
 # A draft is put to the test when it was drafted and all before it were accepted. The longest drafts and the longest
 # context alone: a shorter draft only repeats the first positions.
-_BY_POSITION = """
+_BY_POSITION = f"""
 WITH drafting AS (SELECT * FROM samples WHERE run_key = $1 AND status = 'ok' AND gamma > 1),
 mine AS (
   SELECT * FROM drafting s WHERE (workload, gamma, context) =
@@ -26,9 +26,9 @@ counted AS (
   SELECT cell_key, doc_id, drafted, accepted, count(*) AS times FROM rounds
   WHERE run_key = $1 AND cell_key IN (SELECT cell_key FROM mine) GROUP BY ALL
 )
-SELECT coalesce(m.drafter_name, m.method) AS drafter_name, m.corpus, m.context, m.budget, m.policy, m.position_mode,
-  m.doc_id, 'position in the draft, ' || m.workload || ', gamma ' || m.gamma AS "by", i.position AS label,
-  sum(r.times)::BIGINT AS drafted, coalesce(sum(r.times) FILTER (WHERE r.accepted >= i.position), 0)::BIGINT AS accepted
+SELECT {_MINE}, m.doc_id, 'position in the draft, ' || m.workload || ', gamma ' || m.gamma AS "by",
+  i.position AS label, sum(r.times)::BIGINT AS drafted,
+  coalesce(sum(r.times) FILTER (WHERE r.accepted >= i.position), 0)::BIGINT AS accepted
 FROM mine m JOIN counted r USING (cell_key, doc_id)
   JOIN (SELECT unnest(range(1, 1 + (SELECT max(gamma) FROM mine))) AS position) i
   ON i.position <= r.drafted AND i.position - 1 <= r.accepted
@@ -36,16 +36,15 @@ GROUP BY ALL
 """
 
 # First drafts alone, at the smallest gamma: one position of a replay is one trial, whatever the draft length.
-_BY_TOKEN = """
+_BY_TOKEN = f"""
 WITH mine AS (
-  SELECT s.drafter_name, s.corpus, s.context, s.budget, s.policy, s.position_mode, s.doc_id, s.cell_key
-  FROM samples s
+  SELECT * FROM samples s
   WHERE s.run_key = $1 AND s.status = 'ok' AND s.workload = 'replay' AND s.drafter_name IS NOT NULL
     AND s.gamma = (SELECT min(gamma) FROM samples WHERE run_key = $1 AND gamma > 0)
     AND s.context = (SELECT max(context) FROM samples WHERE run_key = $1 AND workload = 'replay')
 )
-SELECT m.drafter_name, m.corpus, m.context, m.budget, m.policy, m.position_mode, m.doc_id,
-  '{by}' AS "by", {label} AS label, count(*) AS drafted, count(*) FILTER (WHERE r.accepted > 0) AS accepted
+SELECT {_MINE}, m.doc_id, '{{by}}' AS "by", {{label}} AS label,
+  count(*) AS drafted, count(*) FILTER (WHERE r.accepted > 0) AS accepted
 FROM mine m JOIN rounds r ON r.run_key = $1 AND r.cell_key = m.cell_key AND r.doc_id = m.doc_id
 WHERE r.drafted > 0 AND r.token_class IS NOT NULL GROUP BY ALL
 """
@@ -57,7 +56,7 @@ _LABELS = {
 }
 # Labels are few, documents are many: one row per cell and label, a list over its documents in each column.
 _LISTS = f"""
-SELECT "by", {", ".join(_NAMES)}, label, list(accepted ORDER BY doc_id) AS accepted,
+SELECT "by", {", ".join(CELL_KEYS)}, label, list(accepted ORDER BY doc_id) AS accepted,
   list(drafted ORDER BY doc_id) AS drafted
 FROM ({{sql}}) GROUP BY ALL ORDER BY ALL
 """
@@ -66,10 +65,11 @@ _ORDER = ("1 to 64", "65 to 256", "257 to 1024", "above 1024", "not in the text"
 
 @dataclass(frozen=True)
 class Deaths:
-    """One drafter in one cell at the longest context."""
+    """One cell at the longest context."""
 
     by: str
-    drafter: str
+    name: str
+    """Of the drafter: `reports.labels.drafters`."""
     corpus: str
     context: int
     budget: int
@@ -87,15 +87,26 @@ def deaths(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Deaths]:
     replayed = records(connection, "SELECT 1 FROM samples WHERE run_key = ? AND workload = 'replay' LIMIT 1", [run_key])
     by_token = [_BY_TOKEN.format(by=by, label=label) for by, label in _LABELS.items()] if replayed else []
     queries = [_BY_POSITION, *by_token]
-    return [found for sql in queries for found in _asked(connection, run_key, sql)]
+    cells = [found for sql in queries for found in _asked(connection, run_key, sql)]
+    names = drafters([cell for _, cell, _ in cells])
+    shown = ("corpus", "context", "budget", "policy", "position_mode")
+    return [
+        Deaths(by, name, *(cell[key] for key in shown), _ordered(by_label(sums)))
+        for (by, cell, sums), name in zip(cells, names, strict=True)
+    ]
 
 
-def _asked(connection: duckdb.DuckDBPyConnection, run_key: str, sql: str) -> list[Deaths]:
-    cells: dict[tuple[Any, ...], dict[Hashable, list[Sums]]] = defaultdict(dict)
+Asked = tuple[str, Mapping[str, Any], dict[Hashable, list[Sums]]]
+"""What is asked, a cell's keys, and label -> (accepted, drafted) of every document that has it."""
+
+
+def _asked(connection: duckdb.DuckDBPyConnection, run_key: str, sql: str) -> list[Asked]:
+    found: dict[tuple[Any, ...], Asked] = {}
     for row in records(connection, _LISTS.format(sql=sql), [run_key]):
-        pairs = list(zip(row["accepted"], row["drafted"], strict=True))
-        cells[tuple(row[n] for n in ("by", *_NAMES))][row["label"]] = pairs
-    return [Deaths(*key, _ordered(by_label(sums))) for key, sums in cells.items()]
+        cell = {key: row[key] for key in CELL_KEYS}
+        _, _, sums = found.setdefault((row["by"], *cell.values()), (row["by"], cell, {}))
+        sums[row["label"]] = list(zip(row["accepted"], row["drafted"], strict=True))
+    return list(found.values())
 
 
 def _ordered(groups: list[Group]) -> list[Group]:

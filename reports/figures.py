@@ -42,6 +42,15 @@ def all_figures(cells: Sequence[Measured], training: Mapping[str, Sequence[Mappi
     return [drawing for drawing in made if drawing is not None]
 
 
+def look(i: int) -> dict[str, str]:
+    """Colour, dash and marker of the line with this number: it is known by more than its colour."""
+    return {
+        "color": PALETTE[i % len(PALETTE)],
+        "linestyle": DASHES[i % len(DASHES)],
+        "marker": MARKERS[i % len(MARKERS)],
+    }
+
+
 def is_ceiling(row: Mapping[str, Any]) -> bool:
     """Whether the verifier drafts for itself in this cell."""
     return row["drafter_name"] == SELF

@@ -1,13 +1,14 @@
 """The cells of one run with their intervals: the one place where rows meet statistics."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 
 from bdcore.collapse import Cell, Estimate, ratios_of_sums
+from reports.labels import VARIANT, label, varying
+from reports.series import SCENE
 from reports.tables import CELL_KEYS, records
 
 _RATIOS = (
@@ -35,14 +36,6 @@ FROM (SELECT {", ".join(CELL_KEYS)}, doc_id,
 FROM samples WHERE run_key = ? AND status = 'ok' GROUP BY ALL)
 GROUP BY ALL
 """
-
-# What may differ between two cells besides method, context, budget and gamma. Shown only where it does differ.
-_SCENE = ("corpus", "workload", "temperature")
-_VARIANT = ("drafter_name", "policy", "position_mode", "gamma_mode", "refresh")
-# Their values need no name.
-_TELLING = ("corpus", "workload", "policy", "position_mode")
-# A full cache drops no keys: these say nothing of it.
-_SPARSE_ONLY = ("policy", "position_mode", "refresh")
 
 
 @dataclass(frozen=True)
@@ -83,12 +76,10 @@ def measure(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Measure
     """Every cell of a run in reading order: scene, context, `ar` first, method, budget with full last, gamma."""
     rows = records(connection, "SELECT * FROM cells WHERE run_key = ?", [run_key])
     prompts = {_key(row): row for row in records(connection, _BY_PROMPT, [run_key])}
-    scene, variant = [[n for n in names if _varies(n, rows)] for names in (_SCENE, _VARIANT)]
+    scene, variant = varying(SCENE, rows), varying(VARIANT, rows)
     sums = [prompts.get(_key(row), {}) for row in rows]
     estimates = iter(ratios_of_sums([(s.get(top, []), s.get(bottom, [])) for s in sums for top, bottom in _RATIOS]))
-    cells = [
-        Measured(row, _label(row, scene), _label(row, variant), *(next(estimates) for _ in _RATIOS)) for row in rows
-    ]
+    cells = [Measured(row, label(row, scene), label(row, variant), *(next(estimates) for _ in _RATIOS)) for row in rows]
     return sorted(cells, key=_reading_order)
 
 
@@ -110,36 +101,6 @@ def _reading_order(cell: Measured) -> tuple[Any, ...]:
         # A prompt fed to two drafters of one name gives two cells: keep their order stable.
         str(row["drafter_key"]),
     )
-
-
-def _varies(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a run has several values of a setting.
-
-    Drafter, policy and the like are compared within a method: the verifier alone is no variant of `budgetdraft`.
-    """
-    values: dict[Any, set[Any]] = defaultdict(set)
-    for row in rows:
-        if name in _SCENE:
-            values[None].add(row[name])
-        elif _tells(row, name):
-            values[row["method"]].add(row[name])
-    return any(len(found) > 1 for found in values.values())
-
-
-def _tells(row: Mapping[str, Any], name: str) -> bool:
-    """Whether a setting says something of a cell."""
-    return name in _SCENE or (row["gamma"] > 0 and (row["budget"] > 0 or name not in _SPARSE_ONLY))
-
-
-def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    shown = [name for name in names if row[name] is not None and _tells(row, name)]
-    return ", ".join(_part(name, row[name]) for name in shown)
-
-
-def _part(name: str, value: Any) -> str:
-    if name == "temperature":
-        return f"temperature {value:g}"
-    return str(value) if name in _TELLING else f"{name.removesuffix('_name').replace('_', ' ')} {value}"
 
 
 def summary(cells: Iterable[Measured]) -> list[dict[str, Any]]:

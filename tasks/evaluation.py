@@ -30,6 +30,7 @@ from bdcore.schema import ROUNDS, SAMPLES, SELF, read_rows, write_rows
 from bdcore.study import Study
 from bdcore.targets.rows import document_ids
 from tasks.progress import ArtifactRef, Progress
+from tasks.texts import count_short, text_facts
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ def finish_grid(study: Study, slices: list[GridSlice]) -> ArtifactRef:
         config = study.config
         facts = {"stage": "evaluation", "study": config.name, "seed": config.seed, "rows": samples}
         facts |= {"config": config.grid.model_dump(mode="json"), "beyond_positions": config.drafter.beyond_positions}
+        facts |= {"texts": text_facts(study)}
         write_manifest(directory, study.keys.run, inputs=study.keys.facts(), environment=environment(), **facts)
     return ArtifactRef(str(directory), study.keys.run, samples, reused=not any(s.measured for s in slices))
 
@@ -184,10 +186,12 @@ def _disjoint(study: Study, found: GridInputs, texts: Callable[[Any, int], list[
     """The texts of a task, none of which may be trained on."""
     config = study.config
     tokenizer = load_tokenizer(found.verifier.path, config.verifier.revision)
-    prompts = texts(tokenizer, seed_for(config.seed, "grid"))
+    seed = seed_for(config.seed, "grid")
+    prompts = texts(tokenizer, seed)
     trained_on = {prompt.doc_id for prompt in prompts} & document_ids(Path(found.targets.path))
     if trained_on:
         raise ValueError(f"grid.corpus: {sorted(trained_on)} are in the training targets {found.targets.path}")
+    count_short(study, tokenizer, seed)
     return prompts
 
 

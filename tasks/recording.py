@@ -87,7 +87,7 @@ def record_drafter(run: Run, study: Study, drafter: ArtifactRef) -> None:
 
 @never_fatal
 def record_grid(tracker: Tracker, study: Study, *, parent: str | None, failed: int) -> None:
-    """One child run per method and drafter: curves over budget (`step`: budget; a full cache stands at its context)."""
+    """One child run per method and drafter: curves over budget (`step`: budget; a full cache has a `_full` one)."""
     series: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for row in summary_rows(study.workspace.root, study.keys.run):
         series.setdefault((row["method"], row["drafter_name"]), []).append(row)
@@ -108,8 +108,11 @@ def record_grid(tracker: Tracker, study: Study, *, parent: str | None, failed: i
 def _grid_points(rows: list[dict[str, Any]]) -> list[Point]:
     points: list[Point] = []
     for row in rows:
-        step = row["context"] if row["budget"] == FULL_BUDGET else row["budget"]
-        suffix = f"context_{row['context']}" + (f"_gamma_{row['gamma']}" if row["gamma"] else "")
+        full = row["budget"] == FULL_BUDGET
+        # Metrics of their own: at the step of its context a full cache would fall upon a budget of that many keys.
+        step = row["context"] if full else row["budget"]
+        suffix = f"context_{row['context']}" + ("_full" if full else "")
+        suffix += f"_gamma_{row['gamma']}" if row["gamma"] else ""
         if row["setting"]:  # corpus, workload, policy and the like, as far as the run has several
             suffix += "_" + re.sub(r"\W+", "_", row["setting"])
         for name in ("acceptance", "tokens_per_round", "decode_speedup"):

@@ -1,6 +1,7 @@
 """Stage 4: the collapse report of a grid."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from bdcore.config import Config, DrafterConfig, GridConfig, ModelConfig
+from bdcore.documents import Document
 from bdcore.evaluation.grid import cells, context_facts
 from bdcore.identity import digest, exclusive, file_digest, read_manifest, write_manifest
 from bdcore.runtime import environment
@@ -19,6 +21,7 @@ from reports.build import build_report
 from reports.deployment import as_json, as_text, recommended
 from reports.tables import write_views
 from tasks.progress import ArtifactRef, announce
+from tasks.texts import text_facts
 from tasks.training import LOG
 
 
@@ -59,7 +62,7 @@ def report_key(study: Study) -> str:
     root = Path(__file__).parent.parent
     files = sorted(p for package in ("reports", "bdcore/collapse") for p in (root / package).rglob("*"))
     code = [(p.name, file_digest(p)) for p in files if p.suffix in (".py", ".j2", ".csv")]
-    return digest("report", study.keys.facts(), rows, code)
+    return digest("report", study.keys.facts(), rows, text_facts(study), code)
 
 
 def report_facts(study: Study) -> dict[str, Any]:
@@ -71,6 +74,8 @@ def report_facts(study: Study) -> dict[str, Any]:
         "expected_samples": context_facts(config.grid)["samples"],
         "planned": planned(config.grid),
         "paper": papers_pair(config),
+        "texts": text_facts(study),
+        "answers": answers(study.inputs.evaluation),
         "runtime": study.runtime.facts(),
         "environment": environment(),
         "keys": keys.facts(),
@@ -88,6 +93,11 @@ def planned(grid: GridConfig) -> list[dict[str, Any]]:
         for corpus in grid.corpus
         for cell in cells(grid)
     ]
+
+
+def answers(documents: Iterable[Document]) -> dict[str, str]:
+    """Document -> the number of the needle that it asks for."""
+    return {d.doc_id: d.evidence.answer for d in documents if d.evidence}
 
 
 def papers_pair(config: Config) -> bool:

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 
+from bdcore.identity import read_manifest
 from bdcore.study import open_study
 from bdcore.workspace import REPOSITORY
 from flows.evaluation import evaluation
@@ -77,6 +78,13 @@ def test_the_same_documents_stand_at_every_context_and_none_was_trained_on(finis
     by_context = {c: {r["doc_id"] for r in samples(finished, context=c)} for c in (64, 128)}
     assert by_context[64] == by_context[128]
     assert not by_context[64] & {row["doc_id"] for row in rows_of(finished, "targets")}
+
+
+def test_documents_too_short_for_the_grid_are_counted_in_its_manifest_and_its_report(finished):
+    [manifest] = [read_manifest(folder) for folder in (finished / "results" / "samples").glob("run_key=*")]
+    assert manifest["texts"] == {"tokens": 128, "too_short": {"folder": 0}}
+    [page] = (finished / "reports").rglob("report.md")
+    assert "too short for the 128 tokens of the grid are counted, never joined; passed over: 0 of" in page.read_text()
 
 
 def test_a_second_run_reuses_everything(used, study_config):
@@ -198,8 +206,9 @@ def test_mlflow_has_one_parent_with_a_child_per_stage_and_method(finished, study
     assert parents[0].data.params["key.targets"] and parents[0].data.params["grid.new_tokens"] == "12"
     losses = client.get_metric_history(children["tiny: budgetdraft drafter"].info.run_id, "train/view_sparse/loss")
     assert sorted(m.step for m in losses) == [1, 2, 3, 4]
-    curve = client.get_metric_history(children["tiny: grid budgetdraft"].info.run_id, "acceptance/context_128_gamma_3")
-    assert sorted(m.step for m in curve) == [32, 48, 128]  # the full cache stands at its context
+    grid = children["tiny: grid budgetdraft"].info.run_id
+    curves = [client.get_metric_history(grid, f"acceptance/context_128{full}_gamma_3") for full in ("", "_full")]
+    assert [sorted(m.step for m in curve) for curve in curves] == [[32, 48], [128]]
     report = [a.path for a in client.list_artifacts(parents[0].info.run_id, "report")]
     assert "report/report.html" in report
     checkpoint = [

@@ -6,6 +6,7 @@ import pytest
 
 from bdcore.config import Config, GridConfig
 from bdcore.decoding.decoder import mismatch_kind
+from bdcore.decoding.methods import METHODS
 from bdcore.decoding.records import Decoded
 from bdcore.documents import Prompt
 from bdcore.evaluation import cell as cell_module
@@ -50,8 +51,8 @@ def bench(verifier, twin, noisy):
             config=config(**changes),
             verifier=verifier,
             tokenizer=Tokenizer(),
-            drafters={"base": base, "trained": trained},
-            drafter_keys={"base": "key-b", "trained": "key-t"},
+            drafters={"base": base, "trained": trained, "self": Drafter(verifier, None)},
+            drafter_keys={"base": "key-b", "trained": "key-t", "self": "key-v"},
             eos=eos,
             device="cpu",
             dtype="float32",
@@ -275,10 +276,11 @@ def test_cells_in_another_order_give_the_same_rows(bench, document):
         kept = [{k: v for k, v in row.items() if not k.endswith("_s")} for row in rows]
         return sorted(kept, key=lambda row: (row["cell_key"], row.get("round", 0)))
 
-    ready = bench(methods=["ar", "ngram", "sd_full", "sd_sparse", "streaming", "budgetdraft"])
+    ready = bench(methods=list(METHODS))
     first, *others = cells(ready.config.grid)
+    assert {cell.method for cell in (first, *others)} == set(METHODS)
     there, back = (measure_prompt(ready, document, [first, *order]) for order in (others, others[::-1]))
-    assert len(there[0]) == len(others) + 1
+    assert len(there[0]) == len(others) + 1 and {row["status"] for row in there[0]} == {"ok"}
     for mine, theirs in zip(there, back, strict=True):
         assert untimed(mine) == untimed(theirs)
 

@@ -189,6 +189,18 @@ def test_cell_without_drafted_tokens_is_tagged_and_not_found_by_a_comparison(tra
     assert not [t for t in by_method["ar"].tags if t.startswith("undefined.")]
 
 
+def test_a_full_cache_never_stands_in_the_curve_over_budgets():
+    """A budget of as many keys as the context has tokens is a point of its own."""
+    row = {"context": 512, "gamma": 4, "setting": "", "workload": "greedy", "tokens_per_round": 2.0}
+    rows = [{**row, "budget": b, "acceptance": a, "decode_speedup": a} for b, a in ((64, 0.2), (512, 0.3), (-1, 0.4))]
+    points = [point for point in recording._grid_points(rows) if point[0].startswith("acceptance")]
+    assert points == [
+        ("acceptance/context_512_gamma_4", 0.2, 64),
+        ("acceptance/context_512_gamma_4", 0.3, 512),
+        ("acceptance/context_512_full_gamma_4", 0.4, 512),
+    ]
+
+
 # Parameters.
 
 
