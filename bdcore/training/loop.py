@@ -122,7 +122,8 @@ def _listening() -> Generator[threading.Event]:
 
 def _optimizer(model: Any, config: TrainingConfig) -> torch.optim.AdamW:
     head = list(model.lm_head.parameters())
-    body = [p for n, p in model.named_parameters() if p.requires_grad and not n.startswith("lm_head.")]
+    apart = {id(p) for p in head}  # by identity: a tied head is named after the embedding, and learns as the head
+    body = [p for p in model.parameters() if p.requires_grad and id(p) not in apart]
     groups = [
         {"params": body, "lr": config.learning_rate, "base": config.learning_rate},
         {"params": head, "lr": config.learning_rate, "base": config.learning_rate * config.head_scale},
