@@ -352,7 +352,7 @@ class TrainingConfig(Section):
     loss_c: LossConfig = LossConfig()
     learning_rate: float = Field(default=1e-5, gt=0)
     head_scale: float = Field(default=1.0, gt=0)
-    """Learning rate of the output head, relative."""
+    """Learning rate of the output head, relative. An embedding tied to the head learns at it too."""
     weight_decay: float = Field(default=0.01, ge=0)
     clip: float = Field(default=1.0, gt=0)
     warmup: int = Field(default=150, ge=0)

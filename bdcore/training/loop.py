@@ -30,7 +30,7 @@ OnStep = Callable[[Record], None]
 
 
 class Interrupted(RuntimeError):
-    """Training was asked to end (SIGTERM). Its state is saved; the same command goes on from there."""
+    """Training was asked to end (SIGTERM). Says which step is saved; the same command goes on from there."""
 
 
 def rate(step: int, config: TrainingConfig) -> float:
@@ -84,9 +84,9 @@ def train(stage: Stage, on_step: OnStep | None = None) -> TrainingState:
             if on_step and team.leads:
                 on_step(record)
             stop = bool(team.sums(float(told.is_set()))[0])
-            if team.leads and (stop or state.step % config.checkpoint_every == 0 or _ended(state, config)):
+            if team.leads and (stop or state.step % config.checkpoint_every == 0 or ended(state, config)):
                 checkpoint.save(stage.checkpoints.state, state, model, optimizer)
-            if stop and not _ended(state, config):
+            if stop and not ended(state, config):
                 raise Interrupted(f"stopped after step {state.step} of {config.steps}; run the same command to go on")
     if config.validation.keep == "best" and state.best_step not in (0, state.step):
         checkpoint.load(stage.checkpoints.best, model)
@@ -98,7 +98,8 @@ def _stale(state: TrainingState, config: TrainingConfig) -> bool:
     return bool(config.validation.patience) and state.stale >= config.validation.patience
 
 
-def _ended(state: TrainingState, config: TrainingConfig) -> bool:
+def ended(state: TrainingState, config: TrainingConfig) -> bool:
+    """Whether there is nothing left to train: all steps are done, or validation gets no better."""
     return state.step == config.steps or _stale(state, config)
 
 
@@ -122,7 +123,8 @@ def _listening() -> Generator[threading.Event]:
 
 def _optimizer(model: Any, config: TrainingConfig) -> torch.optim.AdamW:
     head = list(model.lm_head.parameters())
-    body = [p for n, p in model.named_parameters() if p.requires_grad and not n.startswith("lm_head.")]
+    apart = {id(p) for p in head}  # by identity: a tied head is named after the embedding, and learns as the head
+    body = [p for p in model.parameters() if p.requires_grad and id(p) not in apart]
     groups = [
         {"params": body, "lr": config.learning_rate, "base": config.learning_rate},
         {"params": head, "lr": config.learning_rate, "base": config.learning_rate * config.head_scale},

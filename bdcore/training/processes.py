@@ -26,7 +26,7 @@ from bdcore.models.loading import quiet
 from bdcore.targets.rows import TargetRows
 from bdcore.training import checkpoint
 from bdcore.training.checkpoint import Checkpoints, TrainingState
-from bdcore.training.loop import Interrupted, OnStep, Stage, train
+from bdcore.training.loop import Interrupted, OnStep, Stage, ended, train
 from bdcore.training.team import joined_team
 
 
@@ -49,7 +49,8 @@ class _Order:
 def train_together(stage: Stage, targets: Path, on_step: OnStep | None = None) -> TrainingState:
     """`train` in `config.processes` processes. The stage's drafter ends with the weights they agreed on.
 
-    Raises Interrupted on SIGTERM, RuntimeError with the last lines of their output where they fail.
+    Raises Interrupted on SIGTERM, with the step that is saved, unless it was the last one; RuntimeError with the last
+    lines of their output where they fail.
     """
     with tempfile.TemporaryDirectory(prefix="budgetdraft-") as folder:
         start = Path(folder) / "drafter"
@@ -62,9 +63,11 @@ def train_together(stage: Stage, targets: Path, on_step: OnStep | None = None) -
         facts = (str(targets), config, stage.seed, stage.dtype, device, state, stage.freeze_embedding, me)
         order = _Order(str(start), *facts)
         write_json(Path(folder) / "order.json", asdict(order))
-        _run(stage.config.processes, Path(folder) / "order.json", device, on_step)
+        told = _run(stage, Path(folder) / "order.json", on_step)
     stage.drafter.model.model.embed_tokens.requires_grad_(not stage.freeze_embedding)
     found = checkpoint.load(stage.checkpoints.state, stage.drafter.model)
+    if told and (found is None or not ended(found, stage.config)):
+        raise Interrupted(_what_is_saved(found, stage.config))
     if found is None:
         raise RuntimeError(f"training left no checkpoint at {stage.checkpoints.state}")
     if stage.config.validation.keep == "best" and found.best_step not in (0, found.step):
@@ -72,44 +75,71 @@ def train_together(stage: Stage, targets: Path, on_step: OnStep | None = None) -
     return found
 
 
-def _run(count: int, order: Path, device: str, on_step: OnStep | None) -> None:
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    if device == "cpu":  # gloo would look for a network interface by the host's name, which may not resolve
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={count}"]
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    command += ["-m", "bdcore.training.processes", str(order)]
+def _what_is_saved(found: TrainingState | None, config: TrainingConfig) -> str:
+    if found is None:
+        return "stopped by SIGTERM before anything was saved; run the same command to begin again"
+    return f"stopped by SIGTERM; step {found.step} of {config.steps} is saved, run the same command to go on"
+
+
+def _run(stage: Stage, order: Path, on_step: OnStep | None) -> bool:
+    """Start them and wait. Whether SIGTERM came, which is passed on once: torchrun loses its patience at another."""
+    command, environment = _command(stage.config.processes, order), _environment(stage)
     errors = order.with_name("errors.log")
     with errors.open("w") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment)
         before = signal.getsignal(signal.SIGTERM)
-        told: list[int] = []
-        reasons: list[str] = []
+        told = threading.Event()
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            told.append(number)
-            process.terminate()
+            if not told.is_set():
+                told.set()
+                process.terminate()
 
         _on_sigterm(pass_on)
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                found: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
-                if "error" in found:
-                    reasons.append(found["error"])
-                elif found and on_step:
-                    on_step(found)
+            reasons = _read(process, on_step)
             code = process.wait()
         finally:
             _on_sigterm(before)
             if process.poll() is None:
                 process.kill()
-    if told:
-        raise Interrupted("stopped by SIGTERM; the state is saved, run the same command to go on")
-    if code:
+    if code and not told.is_set():
         reason = reasons[0] if reasons else " ".join(errors.read_text()[-2000:].split())
-        raise RuntimeError(f"{count} training processes ended with {code}: {reason}")
+        raise RuntimeError(f"{stage.config.processes} training processes ended with {code}: {reason}")
+    return told.is_set()
+
+
+_LONGEST_STEP_S = 3600
+"""What torchrun waits after SIGTERM before it kills. Its own 30 seconds are less than a long step takes, or a
+validation, after which the state is saved."""
+
+
+def _command(count: int, order: Path) -> list[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={count}"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    return [*command, f"--shutdown-timeout={_LONGEST_STEP_S}", "-m", "bdcore.training.processes", str(order)]
+
+
+def _environment(stage: Stage) -> dict[str, str]:
+    threads = max(1, len(os.sched_getaffinity(0)) // stage.config.processes)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    if stage.drafter.model.device.type == "cpu":
+        # gloo would look for a network interface by the host's name, which may not resolve
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return environment
+
+
+def _read(process: "subprocess.Popen[str]", on_step: OnStep | None) -> list[str]:
+    """Tell the log records that the processes print, as they come. Their errors."""
+    assert process.stdout is not None
+    reasons: list[str] = []
+    for line in process.stdout:
+        found: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+        if "error" in found:
+            reasons.append(found["error"])
+        elif found and on_step:
+            on_step(found)
+    return reasons
 
 
 def _on_sigterm(handler: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bdcore.models.drafter import load_drafter, save_drafter
 from bdcore.targets.rows import TargetRows
 from bdcore.training import checkpoint
 from bdcore.training.checkpoint import Checkpoints, TrainingState
@@ -132,3 +133,63 @@ def test_failed_save_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         checkpoint.save(path, TrainingState(2, []), *pair())
     assert path.read_bytes() == whole and [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+# B33: tied embeddings.
+
+LOAD = """
+import sys, torch
+from bdcore.models.drafter import load_drafter
+drafter = load_drafter(sys.argv[1], verifier_vocab=128, dtype=torch.float32, device="cpu")
+print(drafter.model.lm_head.weight is drafter.model.model.embed_tokens.weight)
+with torch.inference_mode():
+    torch.save(drafter.model(torch.arange(64)[None], use_cache=False).logits, sys.argv[2])
+"""
+
+
+def tied_stage(path: Path, tied: bool, steps: int = 1) -> Stage:
+    """A stage of a `pretrained` drafter; untied: loaded from a tied checkpoint whose config says so no more."""
+    path.mkdir(exist_ok=True)
+    drafter = fresh_drafter(tie_word_embeddings=True)
+    if not tied:
+        drafter.model.config.tie_word_embeddings = False
+        drafter.model.lm_head.weight = torch.nn.Parameter(drafter.model.lm_head.weight.detach().clone())
+    config = stage(steps=steps, warmup=0, learning_rate=1e-2)
+    rows_of = TargetRows.of(rows())
+    return Stage(drafter, rows_of, config, 5, "float32", Checkpoints(path / "c.pt"), freeze_embedding=False)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_drafter_trains_is_saved_and_loaded_tied_and_an_untied_one_is_not(tmp_path, tied):
+    found = tied_stage(tmp_path / "work", tied)
+    model = found.drafter.model
+    before = model.lm_head.weight.detach().clone()
+    (record,) = train(found).log
+    assert not record["skipped"] and not torch.equal(model.lm_head.weight, before)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
+    save_drafter(found.drafter, tmp_path / "saved", tokenizer=None, facts={})
+    command = [sys.executable, "-c", LOAD, tmp_path / "saved", tmp_path / "logits.pt"]
+    path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env={**os.environ, **path}, capture_output=True, text=True)
+    assert done.stdout.split() == [str(tied)], done.stderr
+    again = load_drafter(str(tmp_path / "saved"), verifier_vocab=128, dtype=torch.float32, device="cpu")
+    with torch.inference_mode():
+        mine, theirs = (d.model(torch.arange(64)[None], use_cache=False).logits for d in (found.drafter, again))
+    assert torch.equal(mine, theirs) and torch.equal(mine, torch.load(tmp_path / "logits.pt"))
+
+
+def test_tied_drafter_goes_on_bit_equal_and_its_checkpoint_holds_the_shared_weight_once(tmp_path):
+    whole = tied_stage(tmp_path / "whole", True, steps=7)
+    log = train(whole).log
+
+    def die(record):
+        if record["step"] == 6:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(tied_stage(tmp_path / "cut", True, steps=7), die)
+    content = torch.load(tmp_path / "cut" / "c.pt", weights_only=True)
+    assert content["step"] == 5 and "lm_head.weight" not in content["weights"]
+    cut = tied_stage(tmp_path / "cut", True, steps=7)
+    assert train(cut).log == log
+    assert torch.equal(cut.drafter.model.lm_head.weight, whole.drafter.model.lm_head.weight)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import torch
 
 from bdcore.schema import TARGETS, write_rows
 from bdcore.targets.rows import TargetRows
+from bdcore.training import processes
 from bdcore.training.checkpoint import Checkpoints
-from bdcore.training.loop import Stage, train
+from bdcore.training.loop import Interrupted, Stage, train
 from bdcore.training.losses import IGNORE
 from bdcore.training.processes import train_together
 from tests.unit.training_helpers import forced_row, fresh_drafter, stage
@@ -28,7 +30,8 @@ def write_targets(folder: Path, rows: list[dict]) -> Path:
 
 
 def stage_of(folder: Path, targets: Path, **changes) -> Stage:
-    config = stage(steps=4, validation={"sequences": 1, "every": 2}, supervise="dense", **changes)
+    settings = {"steps": 4, "validation": {"sequences": 1, "every": 2}, "supervise": "dense", **changes}
+    config = stage(**settings)
     return Stage(fresh_drafter(), TargetRows(targets), config, 3, "float32", Checkpoints(folder / "checkpoint.pt"))
 
 
@@ -84,3 +87,50 @@ def test_killed_launcher_takes_its_processes_with_it_and_a_new_one_goes_on(tmp_p
         time.sleep(0.2)
     assert 2 <= torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] <= 4
     assert train_together(stage_of(tmp_path, targets, processes=2), targets).step == 4
+
+
+LONGER_THAN_TORCHRUN_WAITS = 33
+
+
+def held_up(seconds: float):
+    """Hold every training process where it is: whatever step it is in lasts that much longer."""
+    found = [p for p in psutil.Process().children(recursive=True) if "torch.distributed.run" not in p.cmdline()]
+    workers = [p for p in found if "bdcore.training.processes" in p.cmdline()]
+    for worker in workers:
+        worker.suspend()
+    threading.Timer(seconds, lambda: [worker.resume() for worker in workers if worker.is_running()]).start()
+    return workers
+
+
+@pytest.mark.timeout(300)
+def test_sigterm_waits_for_a_long_step_saves_it_and_says_so(tmp_path, targets):
+    held = []
+
+    def stop(record):
+        if record["step"] == 1:
+            held.extend(held_up(LONGER_THAN_TORCHRUN_WAITS))
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # an impatient supervisor
+
+    settings = {"steps": 80, "processes": 2, "checkpoint_every": 1000, "validation": {"sequences": 1, "every": 1000}}
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted) as caught:
+        train_together(stage_of(tmp_path, targets, **settings), targets, stop)
+    assert len(held) == 2 and signal.getsignal(signal.SIGTERM) is before
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"]
+    assert 1 <= saved < 80 and f"step {saved} of 80 is saved" in str(caught.value)
+    assert not list(tmp_path.glob(".*.partial"))
+    assert train_together(stage_of(tmp_path, targets, **settings), targets).step == 80
+
+
+@pytest.mark.timeout(180)
+def test_sigterm_before_anything_is_saved_does_not_say_that_it_was(tmp_path, targets, monkeypatch):
+    """Processes that do not finish their step: as if torchrun had waited for nothing."""
+    monkeypatch.setattr(processes, "_LONGEST_STEP_S", 0)
+
+    def stop(record):
+        held_up(5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="before anything was saved; run the same command to begin again"):
+        train_together(stage_of(tmp_path, targets, steps=80, processes=2, checkpoint_every=1000), targets, stop)
