@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from bdcore.config import MixtureConfig, TrainingConfig
+from bdcore.config import TrainingConfig
 from bdcore.kv.budget import FULL, FULL_POLICY
 from bdcore.models.drafter import Drafter
 from bdcore.models.stepper import CachePlan, Stepper
 from bdcore.targets.rows import TargetRows
-from bdcore.training.batches import Batch, Sampler, collate_for
+from bdcore.training.batches import Batch, collate_for, from_row
 from bdcore.training.losses import IGNORE
 from bdcore.training.objective import Draw, losses
 from bdcore.training.views import Block, Sight
@@ -91,10 +91,13 @@ def _walk(
     return hits
 
 
-def held_out_batches(rows: TargetRows, use: Sequence[int], drafter: Drafter, longest: int, seed: int) -> list[Batch]:
-    """One window of `longest` tokens of human text for every row to be used: the same at every validation."""
-    sampler = Sampler(rows, use, MixtureConfig(forced=1.0, generated=0.0, repeated=0.0), seed)
-    return [collate_for(drafter, [sampler.draw(-1 - row, 0, longest)]) for row in range(len(sampler.forced))]
+def held_out_batches(rows: TargetRows, use: Sequence[int], drafter: Drafter, longest: int) -> list[Batch]:
+    """The last `longest` tokens of every row to be used, one (1, longest) batch each.
+
+    Nothing is drawn: stages and seeds are judged on the same text, and stages of other lengths on the same last tokens.
+    """
+    found = [from_row(rows[i]) for i in use]
+    return [collate_for(drafter, [tokens.window(max(0, len(tokens) - longest), longest)]) for tokens in found]
 
 
 def validate(
