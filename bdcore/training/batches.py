@@ -16,7 +16,7 @@ from bdcore.config import MixtureConfig
 from bdcore.models.drafter import Drafter
 from bdcore.runtime import seed_for
 from bdcore.targets.rows import TargetRow, TargetRows
-from bdcore.training.losses import IGNORE, Targets
+from bdcore.training.losses import IGNORE, UNSAYABLE, Targets
 
 Ids = NDArray[np.int32]
 _NONE = float("-inf")
@@ -117,7 +117,7 @@ def split_validation(rows: TargetRows, count: int) -> tuple[list[int], list[int]
 
 
 def collate(windows: list[Tokens], to_head: Tensor | None, device: str) -> Batch:
-    """Windows of one length as tensors; `to_head[id]` is the drafter head's output for an id, or -1."""
+    """Windows of one length as tensors; `to_head[id]` is the drafter head's output for an id, or UNSAYABLE."""
 
     def stacked(name: str) -> Tensor:
         return torch.from_numpy(np.stack([getattr(w, name) for w in windows])).to(device)
@@ -125,8 +125,7 @@ def collate(windows: list[Tokens], to_head: Tensor | None, device: str) -> Batch
     ids, labels, topk_ids = (stacked(name).long() for name in ("ids", "labels", "topk_ids"))
     if to_head is not None:
         labels = torch.where(labels == IGNORE, IGNORE, to_head[labels.clamp_min(0)])
-        labels = torch.where(labels == -1, IGNORE, labels)  # the head cannot say it: nothing to learn there
-        topk_ids = torch.where(topk_ids == IGNORE, -1, to_head[topk_ids.clamp_min(0)])
+        topk_ids = torch.where(topk_ids == IGNORE, UNSAYABLE, to_head[topk_ids.clamp_min(0)])
     return Batch(ids, Targets(labels, topk_ids, stacked("topk_logprobs")))
 
 
@@ -137,9 +136,9 @@ def collate_for(drafter: Drafter, windows: list[Tokens]) -> Batch:
 
 
 def head_index(ids: Tensor | None, vocab_size: int) -> Tensor | None:
-    """For each id of the vocabulary its output in a pruned head, -1 where it was dropped."""
+    """For each id of the vocabulary its output in a pruned head, UNSAYABLE where it was dropped."""
     if ids is None:
         return None
-    index = torch.full((vocab_size,), -1, dtype=torch.long, device=ids.device)
+    index = torch.full((vocab_size,), UNSAYABLE, dtype=torch.long, device=ids.device)
     index[ids] = torch.arange(len(ids), device=ids.device)
     return index

@@ -40,7 +40,8 @@ def sights(config: TrainingConfig) -> list[Sight]:
 def agreement(drafter: Drafter, batches: list[Batch], config: TrainingConfig, *, seed: int) -> dict[str, float]:
     """Share of the continuation's tokens at which the drafter's choice is the verifier's, by view; `full`: L_A's.
 
-    Teacher-forced, at the end of the longest sequences of the stage.
+    Teacher-forced, at the end of the longest sequences of the stage. What a pruned head cannot say is a miss, as it is
+    when drafting.
     """
     prefix = config.longest - judged(config)
     tail = config.model_copy(update={"supervise": "continuation", "continuation": judged(config)})
@@ -48,9 +49,10 @@ def agreement(drafter: Drafter, batches: list[Batch], config: TrainingConfig, *,
     sums: dict[str, list[int]] = {}
     for batch in batches:
         out = losses(drafter, batch, tail, chosen, seed=seed)
+        asked = batch.targets[prefix:].known  # by every view
         for name, part in {"full": out.full, **out.views}.items():
             agreed, tokens = sums.setdefault(name, [0, 0])
-            sums[name] = [agreed + part.agreed, tokens + part.tokens]
+            sums[name] = [agreed + part.agreed, tokens + asked]
     return {name: agreed / tokens for name, (agreed, tokens) in sums.items() if tokens}
 
 

@@ -9,7 +9,7 @@ import torch
 from bdcore.config import MixtureConfig
 from bdcore.targets.rows import TargetRows
 from bdcore.training.batches import Sampler, collate, from_row, head_index, repeated
-from bdcore.training.losses import IGNORE
+from bdcore.training.losses import IGNORE, UNSAYABLE
 from tests.unit.training_helpers import forced_row, generated_row, rows, window
 
 EOS = 2
@@ -119,7 +119,8 @@ def test_pruned_head_gets_its_own_labels_and_what_it_cannot_say_is_not_supervise
     assert index.shape == (128,) and index[ids].tolist() == [0, 1, 2] and int((index >= 0).sum()) == 3
     tokens = window([1, 2, 3, 4], [10, 12, IGNORE, 3])
     batch = collate([tokens], index, "cpu")
-    assert batch.targets.labels.tolist() == [[1, IGNORE, IGNORE, 0]]
+    assert batch.targets.labels.tolist() == [[1, UNSAYABLE, IGNORE, 0]]
+    assert (batch.targets.tokens, batch.targets.known) == (2, 3)
     assert batch.targets.topk_ids.tolist() == [[[1, 2, -1], [-1, -1, -1], [-1, -1, -1], [0, -1, -1]]]
     assert batch.ids_BT.tolist() == [[1, 2, 3, 4]]
 

@@ -1,10 +1,14 @@
 """What a validation judges: every held-out row once, the same text for every stage and seed."""
 
+import pytest
+import torch
+
+from bdcore.models.drafter import Drafter
 from bdcore.targets.rows import TargetRows
 from bdcore.training import loop
 from bdcore.training.checkpoint import Checkpoints
 from bdcore.training.loop import Stage, train
-from bdcore.training.validation import held_out_batches, judged
+from bdcore.training.validation import held_out_batches, judged, validate
 from tests.unit.training_helpers import fresh_drafter, rows, stage
 
 
@@ -34,3 +38,22 @@ def test_stages_and_seeds_are_judged_on_the_same_text(tmp_path, monkeypatch):
     assert found[0] == found[1] == found[2] == [row["prompt_ids"][-20:] for row in rows(8)[5:]]
     short = judged_tokens(tmp_path, monkeypatch, 3, prefix_lengths={16: 1})
     assert short == [tokens[-12:] for tokens in found[0]]
+
+
+@pytest.mark.parametrize("dropped", [0, 60, 125])
+def test_a_token_that_a_pruned_head_cannot_say_is_a_miss(dropped):
+    """With the full cache both figures are the share of all 20 judged tokens, which the head can say or not."""
+    ids = torch.arange(dropped, 128)
+    model = fresh_drafter().model
+    head = torch.nn.Linear(64, len(ids), bias=False)
+    head.weight.data = model.lm_head.weight.data[ids]
+    model.lm_head = head
+    data = rows(3)
+    with torch.no_grad():
+        for row in data:  # what the drafter says is right at every second token
+            said = ids[model(torch.tensor([row["prompt_ids"][-40:]])).logits[0].argmax(-1)].tolist()
+            row["target_ids"][-40::2] = said[::2]
+    config = stage(lam=0, validation={"sequences": 3, "decode_tokens": 20})
+    batches = held_out_batches(TargetRows.of(data), range(3), Drafter(model, ids), 40)
+    found = validate(Drafter(model, ids), batches, config, seed=0)
+    assert found["agreement"]["full"] == found["decoded"]["full"] == pytest.approx(0.5, abs=0.05)
