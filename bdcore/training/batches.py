@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bdcore.config import MixtureConfig
+from bdcore.config import ConfigError, MixtureConfig
 from bdcore.models.drafter import Drafter
 from bdcore.runtime import seed_for
 from bdcore.targets.rows import TargetRow, TargetRows
@@ -58,13 +58,18 @@ def from_row(row: TargetRow) -> Tokens:
     """A target row as tokens: a forced row is supervised everywhere, a generated one on its continuation."""
     if row.mode == "forced":
         return Tokens(row.prompt_ids, row.target_ids, row.topk_ids, row.topk_logprobs)
-    unsupervised = len(row.prompt_ids) - 1
+    unsupervised = _unsupervised(row)
     return Tokens(
         np.concatenate([row.prompt_ids, row.target_ids[:-1]]),
         np.pad(row.target_ids, (unsupervised, 0), constant_values=IGNORE),
         np.pad(row.topk_ids, ((unsupervised, 0), (0, 0)), constant_values=IGNORE),
         np.pad(row.topk_logprobs, ((unsupervised, 0), (0, 0)), constant_values=_NONE),
     )
+
+
+def _unsupervised(row: TargetRow) -> int:
+    """Tokens of a row before the first that has a label."""
+    return 0 if row.mode == "forced" else len(row.prompt_ids) - 1
 
 
 def repeated(passage: Ids, length: int, k: int) -> Tokens:
@@ -77,12 +82,19 @@ def repeated(passage: Ids, length: int, k: int) -> Tokens:
 
 
 class Sampler:
-    """Draws training windows of a wanted length from some rows of a target set, which stay on disk until drawn."""
+    """Draws training windows of a wanted length from some rows of a target set, which stay on disk until drawn.
+
+    Raises ConfigError where none of them is of a kind that the mixture asks for.
+    """
 
     def __init__(self, rows: TargetRows, use: Sequence[int], mixture: MixtureConfig, seed: int) -> None:
         self.rows, self.mixture, self.seed = rows, mixture, seed
         self.forced = [i for i in use if rows.modes[i] == "forced"]
         self.generated = [i for i in use if rows.modes[i] == "generated"]
+        have = {"forced": self.forced, "generated": self.generated, "repeated": self.forced}
+        for kind, weight in mixture.model_dump().items():
+            if weight and not have[kind]:
+                raise ConfigError(none_left(kind, weight))
 
     def draw(self, step: int, index: int, length: int) -> Tokens:
         """Window `index` of a step."""
@@ -91,18 +103,28 @@ class Sampler:
         kind = rng.choices(list(weights), list(weights.values()))[0]
         if kind == "repeated":
             return self._repeated(rng, length)
-        found = self.generated if kind == "generated" else []
-        row = rng.choice(found or [i for i in self.forced if self.rows.lengths[i] >= length])
-        tokens = from_row(self.rows[row])
-        # Generated rows are filled up: their last token is only a label, and leaving out those that ended early
-        # would hide every EOS from the drafter.
-        return tokens.window(rng.randrange(max(0, len(tokens) - length) + 1), length)
+        use = self.generated if kind == "generated" else [i for i in self.forced if self.rows.lengths[i] >= length]
+        row = self.rows[rng.choice(use)]
+        tokens, unsupervised = from_row(row), _unsupervised(row)
+        # A window ends on a label: within the prompt of a continuation nothing is taught. Generated rows are filled
+        # up: their last token is only a label, and leaving out those that ended early would hide every EOS.
+        first, last = max(0, unsupervised + 1 - length), max(0, len(tokens) - length)
+        return tokens.window(rng.randrange(first, last + 1), length)
 
     def _repeated(self, rng: random.Random, length: int) -> Tokens:
         tokens = from_row(self.rows[rng.choice(self.forced)])
         n = rng.randrange(16, max(17, length // 2))
         start = rng.randrange(len(tokens) - n + 1)
         return repeated(tokens.ids[start : start + n], length, tokens.topk_ids.shape[1])
+
+
+def none_left(kind: str, weight: float) -> str:
+    """Why a mixture cannot be had, and what to do."""
+    source = "generated" if kind == "generated" else "forced"
+    return (
+        f"mixture.{kind} = {weight:g}: no {source} sequence is left to train on, validation holds out the documents of "
+        f"all; raise targets.{source}, lower validation.sequences, or set mixture.{kind} = 0"
+    )
 
 
 def split_validation(rows: TargetRows, count: int) -> tuple[list[int], list[int]]:
