@@ -9,7 +9,7 @@ from typing import Any
 
 from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig
 from bdcore.decoding.methods import METHODS
-from bdcore.documents import Document, check_corpus, load_documents
+from bdcore.documents import Document, check_corpus, load_documents, shared
 from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, cells, unused_exclusions, writes
 from bdcore.evaluation.texts import documents_of, prompts_of
 from bdcore.kv.budget import keys_within
@@ -89,11 +89,10 @@ def inputs(config: Config) -> Inputs:
         raise ConfigError(
             f"grid.corpus: {len(twice)} documents are in two of its corpora (such as {twice[0]}); give each its own"
         )
-    shared = {d.origin for d in training} & {d.origin for d in found.evaluation}
-    if shared:
+    if both := shared(training, found.evaluation):
         raise ConfigError(
-            f"grid.corpus: {len(shared)} of its documents are training documents too (such as {sorted(shared)[0]}); "
-            "use another split or another corpus"
+            f"grid.corpus: {len(both)} of its documents are training documents too (such as {min(both)}); "
+            "use another split or another corpus, or remove the copies"
         )
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bdcore.config import ConfigError
-from bdcore.documents import Document, Prompt, build_prompts
+from bdcore.documents import Document, Prompt, build_prompts, shared
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,8 @@ def distinct_prompts(
         duplicates = len(dropped)
 
 
-def check_held_out(prompts: Iterable[Prompt], evaluation: Iterable[Document]) -> None:
-    """Raise ValueError if a prompt is of a document that the grid is to measure."""
-    shared = {prompt.doc_id for prompt in prompts} & {document.doc_id for document in evaluation}
-    if shared:
-        raise ValueError(
-            f"corpus: the documents {sorted(shared)} are in grid.corpus too; no target may be made of them"
-        )
+def check_held_out(prompts: Iterable[Prompt], documents: Iterable[Document], evaluation: Iterable[Document]) -> None:
+    """Raise ValueError if a prompt, each of one of `documents`, is of a text that the grid is to measure."""
+    names = {prompt.doc_id for prompt in prompts}
+    if both := shared((document for document in documents if document.doc_id in names), evaluation):
+        raise ValueError(f"corpus: the documents {sorted(both)} are in grid.corpus too; no target may be made of them")

@@ -208,8 +208,8 @@ class Told:
 def opened(tmp_path, monkeypatch):
     """Opens a tiny study, some of whose texts are there under two names; the task runs outside of a flow."""
     path = write_study(tmp_path / "study")
-    for name in ("text-00", "text-01", "text-02"):
-        copy = tmp_path / "study" / "texts" / f"{name}-copy.txt"
+    for name in ("text-00", "text-01", "text-03"):  # of the training split under either name
+        copy = tmp_path / "study" / "texts" / f"{name}-again.txt"
         copy.write_text((tmp_path / "study" / "texts" / f"{name}.txt").read_text())
     monkeypatch.setenv("BUDGETDRAFT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(module, "Progress", Told)
@@ -313,7 +313,7 @@ def test_texts_that_repeat_another_are_replaced_by_the_next(opened):
     ref, manifest = make(study)
     rows = [r for r in contents(ref.path) if r["mode"] == "forced"]
     assert len({tuple(r["prompt_ids"]) for r in rows}) == len(rows) == wanted
-    assert manifest["duplicates"] == {"forced": copies, "generated": 0}
+    assert manifest["duplicates"] == {"forced": copies - 1, "generated": 0}, "one is drawn after all that are wanted"
 
 
 def test_more_than_there_are_distinct_texts_is_refused_by_field(opened):
