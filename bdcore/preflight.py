@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig
+from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig, TrainingConfig
 from bdcore.decoding.methods import METHODS
-from bdcore.documents import Document, check_corpus, load_documents, shared
+from bdcore.documents import Document, Prompt, check_corpus, load_documents, shared
 from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, cells, unused_exclusions, writes
 from bdcore.evaluation.texts import documents_of, prompts_of
 from bdcore.kv.budget import keys_within
 from bdcore.models.loading import check_model, check_vocabulary, load_tokenizer
 from bdcore.models.shape import ModelShape, drafter_shape, verifier_shape
 from bdcore.runtime import Runtime, seed_for, torch_dtype
-from bdcore.targets.prompts import distinct_prompts
+from bdcore.targets.prompts import distinct_prompts, one_text
+from bdcore.training.batches import none_left
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,11 @@ def inputs(config: Config) -> Inputs:
 
 
 def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
-    """What takes the verifier's tokenizer to know: long enough documents, and that a pretrained drafter shares it."""
+    """What takes the verifier's tokenizer to know: long enough documents, some left by validation, and
+    that a pretrained drafter shares it.
+    """
     targets, grid = config.targets, config.grid
+    made: dict[str, list[Prompt]] = {}
     for field, mode, length, count in (
         ("targets.length", "forced", targets.length, targets.forced),
         ("targets.prompt_tokens", "generated", targets.prompt_tokens, targets.generated),
@@ -107,7 +111,10 @@ def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
         if count:
             with _named(f"{field} = {length}"):
                 seed = seed_for(config.seed, mode)
-                distinct_prompts(found.training, tokenizer, length=length, count=count, seed=seed)
+                made[mode] = distinct_prompts(found.training, tokenizer, length=length, count=count, seed=seed).prompts
+    for name, stage in (("base", config.base), ("training", config.training)):
+        if stage is not None:
+            _check_mixture(name, stage, made)
     seed = seed_for(config.seed, "grid")
     with _named(f"{_longest(grid)} = {grid.longest}"):
         documents_of(grid, found.corpora, tokenizer, seed)
@@ -131,6 +138,15 @@ def _named(where: str) -> Generator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _check_mixture(name: str, stage: TrainingConfig, made: dict[str, list[Prompt]]) -> None:
+    """Validation must leave something to train on of every kind of sequence."""
+    last = made["forced"][len(made["forced"]) - stage.validation.sequences :]
+    for kind, weight in stage.mixture.model_dump().items():
+        prompts = made["generated" if kind == "generated" else "forced"] if weight else []
+        if prompts and all(any(one_text(p.doc_id, p.ids, q.doc_id, q.ids) for q in last) for p in prompts):
+            raise ConfigError(f"{name}.{none_left(kind, weight)}")
 
 
 def _longest(grid: GridConfig) -> str:

@@ -6,8 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bdcore.config import ConfigError
-from bdcore.documents import Document, Prompt, build_prompts, shared
+from bdcore.documents import Document, Prompt, build_prompts, origin_of, shared
+
+Ids = Sequence[int] | NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,14 @@ def distinct_prompts(
         if len(kept) == count:
             return DistinctPrompts(kept, found.too_short, len(dropped))
         duplicates = len(dropped)
+
+
+def one_text(name: str, ids: Ids, other: str, other_ids: Ids) -> bool:
+    """Whether two prompts, each a document's name and tokens, are of one text: by origin, or as one begins like the
+    other, to the end of the shorter.
+    """
+    n = min(len(ids), len(other_ids))
+    return origin_of(name) == origin_of(other) or np.array_equal(ids[:n], other_ids[:n])
 
 
 def check_held_out(prompts: Iterable[Prompt], documents: Iterable[Document], evaluation: Iterable[Document]) -> None:

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bdcore.config import ConfigError, MixtureConfig
+from bdcore.documents import origin_of
 from bdcore.models.drafter import Drafter
 from bdcore.runtime import seed_for
+from bdcore.targets.prompts import one_text
 from bdcore.targets.rows import TargetRow, TargetRows
 from bdcore.training.losses import IGNORE, UNSAYABLE, Targets
 
@@ -128,14 +130,22 @@ def none_left(kind: str, weight: float) -> str:
 
 
 def split_validation(rows: TargetRows, count: int) -> tuple[list[int], list[int]]:
-    """(training rows, validation rows): the last `count` forced rows and all else of their documents are held out.
+    """(training rows, validation rows): the last `count` forced rows and all else of their texts are held out.
 
     Validation rows are the forced ones.
     """
     forced = [i for i, mode in enumerate(rows.modes) if mode == "forced"]
-    held_out = {rows.doc_ids[i] for i in forced[len(forced) - count :]}
-    kept = [i for i, doc in enumerate(rows.doc_ids) if doc not in held_out]
-    return kept, [i for i in forced if rows.doc_ids[i] in held_out]
+    last = [rows[i] for i in forced[len(forced) - count :]]
+    origins = {origin_of(row.doc_id) for row in last}
+    held_out = {i for i, doc in enumerate(rows.doc_ids) if origin_of(doc) in origins}
+    for i, mode in enumerate(rows.modes):  # forced rows are distinct already, whatever their names
+        if mode == "generated" and i not in held_out and any(_of_one_text(rows[i], row) for row in last):
+            held_out.add(i)
+    return [i for i in range(len(rows)) if i not in held_out], [i for i in forced if i in held_out]
+
+
+def _of_one_text(row: TargetRow, other: TargetRow) -> bool:
+    return one_text(row.doc_id, row.prompt_ids, other.doc_id, other.prompt_ids)
 
 
 def collate(windows: list[Tokens], to_head: Tensor | None, device: str) -> Batch:
