@@ -44,6 +44,11 @@ def check(config: Config) -> tuple[ModelShape, ModelShape]:
     drafter = drafter_shape(config.drafter, verifier)
     for name, source in config.grid.drafters.items():
         check_model(f"grid.drafters.{name}", source)
+    if config.targets.top_k > verifier.vocab:
+        raise ConfigError(
+            f"targets.top_k = {config.targets.top_k} exceeds the verifier's vocabulary of {verifier.vocab} ids; "
+            f"ask for at most {verifier.vocab}"
+        )
     _check_methods(config.grid)
     _check_exclusions(config.grid)
     _check_positions(config, verifier, drafter)

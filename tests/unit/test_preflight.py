@@ -62,6 +62,12 @@ def test_targets_beyond_the_verifiers_positions_are_refused(folder):
     assert "targets.prompt_tokens + targets.new_tokens = 513" in text and "512" in text
 
 
+def test_more_log_probabilities_than_the_verifier_has_ids_are_refused(folder):
+    text = refusal(folder, "targets.top_k=261")
+    assert "targets.top_k = 261" in text and "vocabulary of 260 ids" in text and "at most 260" in text
+    check(load_config(folder / "tiny.yaml", ["targets.top_k=260"]))
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
     [
