@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig
+from bdcore.config import Config, ConfigError, CorpusConfig, GridConfig, TrainingConfig
 from bdcore.decoding.methods import METHODS
-from bdcore.documents import Document, check_corpus, load_documents
+from bdcore.documents import Document, Prompt, check_corpus, load_documents, shared
 from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, cells, unused_exclusions, writes
 from bdcore.evaluation.texts import documents_of, prompts_of
 from bdcore.kv.budget import keys_within
 from bdcore.models.loading import check_model, check_vocabulary, load_tokenizer
 from bdcore.models.shape import ModelShape, drafter_shape, verifier_shape
 from bdcore.runtime import Runtime, seed_for, torch_dtype
-from bdcore.targets.prompts import distinct_prompts
+from bdcore.targets.prompts import distinct_prompts, one_text
+from bdcore.training.batches import none_left
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ def check(config: Config) -> tuple[ModelShape, ModelShape]:
     drafter = drafter_shape(config.drafter, verifier)
     for name, source in config.grid.drafters.items():
         check_model(f"grid.drafters.{name}", source)
+    if config.targets.top_k > verifier.vocab:
+        raise ConfigError(
+            f"targets.top_k = {config.targets.top_k} exceeds the verifier's vocabulary of {verifier.vocab} ids; "
+            f"ask for at most {verifier.vocab}"
+        )
     _check_methods(config.grid)
     _check_exclusions(config.grid)
     _check_positions(config, verifier, drafter)
@@ -89,18 +95,20 @@ def inputs(config: Config) -> Inputs:
         raise ConfigError(
             f"grid.corpus: {len(twice)} documents are in two of its corpora (such as {twice[0]}); give each its own"
         )
-    shared = {d.origin for d in training} & {d.origin for d in found.evaluation}
-    if shared:
+    if both := shared(training, found.evaluation):
         raise ConfigError(
-            f"grid.corpus: {len(shared)} of its documents are training documents too (such as {sorted(shared)[0]}); "
-            "use another split or another corpus"
+            f"grid.corpus: {len(both)} of its documents are training documents too (such as {min(both)}); "
+            "use another split or another corpus, or remove the copies"
         )
     return found
 
 
 def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
-    """What takes the verifier's tokenizer to know: long enough documents, and that a pretrained drafter shares it."""
+    """What takes the verifier's tokenizer to know: long enough documents, some left by validation, and
+    that a pretrained drafter shares it.
+    """
     targets, grid = config.targets, config.grid
+    made: dict[str, list[Prompt]] = {}
     for field, mode, length, count in (
         ("targets.length", "forced", targets.length, targets.forced),
         ("targets.prompt_tokens", "generated", targets.prompt_tokens, targets.generated),
@@ -108,7 +116,10 @@ def check_tokens(config: Config, found: Inputs, tokenizer: Any) -> None:
         if count:
             with _named(f"{field} = {length}"):
                 seed = seed_for(config.seed, mode)
-                distinct_prompts(found.training, tokenizer, length=length, count=count, seed=seed)
+                made[mode] = distinct_prompts(found.training, tokenizer, length=length, count=count, seed=seed).prompts
+    for name, stage in (("base", config.base), ("training", config.training)):
+        if stage is not None:
+            _check_mixture(name, stage, made)
     seed = seed_for(config.seed, "grid")
     with _named(f"{_longest(grid)} = {grid.longest}"):
         documents_of(grid, found.corpora, tokenizer, seed)
@@ -132,6 +143,15 @@ def _named(where: str) -> Generator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _check_mixture(name: str, stage: TrainingConfig, made: dict[str, list[Prompt]]) -> None:
+    """Validation must leave something to train on of every kind of sequence."""
+    last = made["forced"][len(made["forced"]) - stage.validation.sequences :]
+    for kind, weight in stage.mixture.model_dump().items():
+        prompts = made["generated" if kind == "generated" else "forced"] if weight else []
+        if prompts and all(any(one_text(p.doc_id, p.ids, q.doc_id, q.ids) for q in last) for p in prompts):
+            raise ConfigError(f"{name}.{none_left(kind, weight)}")
 
 
 def _longest(grid: GridConfig) -> str:

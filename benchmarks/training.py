@@ -102,7 +102,7 @@ def judged(study: Study, drafter: Any, length: int) -> dict[str, float]:
     )
     rows = TargetRows(study.workspace.targets(study.keys.targets))
     _, held_out = split_validation(rows, count)
-    batches = held_out_batches(rows, held_out, drafter, config.longest, 0)
+    batches = held_out_batches(rows, held_out, drafter, config.longest)
     found = validate(drafter, batches, config, seed=0)["decoded"]
     return {**found, "mean": sum(found.values()) / len(found)}
 

@@ -97,7 +97,7 @@ def _prompt_sets(study: Study, tokenizer: Any) -> dict[str, DistinctPrompts]:
             found = distinct_prompts(study.inputs.training, tokenizer, length=length, count=count, seed=seed)
         except ConfigError as error:
             raise ConfigError(f"targets.{field} = {length}: {error}") from error
-        check_held_out(found.prompts, study.inputs.evaluation)
+        check_held_out(found.prompts, study.inputs.training, study.inputs.evaluation)
         if found.duplicates:
             get_run_logger().info("targets: %d repeated %s prompts replaced", found.duplicates, mode)
         sets[mode] = found

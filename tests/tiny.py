@@ -31,8 +31,8 @@ def write_verifier(folder: Path) -> Path:
     return folder
 
 
-def write_corpus(folder: Path, count: int = TEXTS, words: int = 120) -> Path:
-    rng = random.Random(0)
+def write_corpus(folder: Path, count: int = TEXTS, words: int = 120, seed: int = 0) -> Path:
+    rng = random.Random(seed)
     vocabulary = ["budget", "draft", "verify", "accept", "context", "token", "cache", "key", "value", "round"]
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(count):

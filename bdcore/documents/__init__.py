@@ -1,7 +1,8 @@
 """Where long text comes from, and how it becomes prompts of an exact token length."""
 
-from bdcore.documents.document import Document, Needle
+from bdcore.documents.document import Document, Needle, origin_of
 from bdcore.documents.encoding import encode, encode_prefix
+from bdcore.documents.overlap import shared
 from bdcore.documents.prompts import Prompt, PromptSet, build_prompts
 from bdcore.documents.sources import check_corpus, corpus_key, documents_key, load_documents
 
@@ -17,4 +18,6 @@ __all__ = [
     "encode",
     "encode_prefix",
     "load_documents",
+    "origin_of",
+    "shared",
 ]

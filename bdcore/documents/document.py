@@ -1,5 +1,6 @@
 """A document, and what every source of documents shares: names for errors, and a split by name."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,16 @@ class Document:
     def evidence(self) -> Needle | None:
         """The needle that answers the question."""
         return next((needle for needle in self.needles if needle.asked), None)
+
+
+def needle_id(depth: float, filler_id: str) -> str:
+    """Name of the document that hides needles in another one's text and asks for the one at `depth`."""
+    return f"needle@{depth:g}/{filler_id}"
+
+
+def origin_of(doc_id: str) -> str:
+    """`Document.origin` by the name alone, which is all that a row has."""
+    return re.sub(r"^needle@[^/]*/", "", doc_id)
 
 
 def absolute(path: str) -> Path:

@@ -12,7 +12,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from bdcore.config import CorpusConfig
-from bdcore.documents.document import Document, Needle, hashed_split
+from bdcore.documents.document import Document, Needle, hashed_split, needle_id
 from bdcore.documents.encoding import encode, encode_prefix
 from bdcore.identity import digest
 
@@ -42,7 +42,7 @@ def _document(filler: Document, corpus: CorpusConfig, asked: float) -> Document:
         for depth, lead, number in zip(corpus.depths, leads, _numbers(rng, corpus.split), strict=False)
     )
     question = f"What is the secret number of the {names[corpus.depths.index(asked)]}?"
-    name = f"needle@{asked:g}/{filler.doc_id}"
+    name = needle_id(asked, filler.doc_id)
     return Document(name, "needle", filler.text, question, needles, filler.origin, corpus.chat)
 
 

@@ -37,9 +37,15 @@ class Greedy:
 
 
 def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(ids, log-probabilities) of the k largest entries of the last dimension, in fp32."""
-    best = logits.float().topk(k)
-    return best.indices, best.values - logits.float().logsumexp(-1, keepdim=True)
+    """(ids, log-probabilities) of the k largest entries of the last dimension, in fp32; the first is the argmax.
+
+    Half precision has many equal logits, of which `topk` may put another first than `argmax`, by which decoding
+    chooses. The two change places; their log-probabilities are the same.
+    """
+    scores = logits.float()
+    (values, ids), first = scores.topk(k), scores.argmax(-1, keepdim=True)
+    ids = torch.cat([first, torch.where(ids == first, ids[..., :1], ids)[..., 1:]], -1)
+    return ids, values - scores.logsumexp(-1, keepdim=True)
 
 
 @torch.inference_mode()

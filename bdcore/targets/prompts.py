@@ -6,8 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bdcore.config import ConfigError
-from bdcore.documents import Document, Prompt, build_prompts
+from bdcore.documents import Document, Prompt, build_prompts, origin_of, shared
+
+Ids = Sequence[int] | NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,16 @@ def distinct_prompts(
         duplicates = len(dropped)
 
 
-def check_held_out(prompts: Iterable[Prompt], evaluation: Iterable[Document]) -> None:
-    """Raise ValueError if a prompt is of a document that the grid is to measure."""
-    shared = {prompt.doc_id for prompt in prompts} & {document.doc_id for document in evaluation}
-    if shared:
-        raise ValueError(
-            f"corpus: the documents {sorted(shared)} are in grid.corpus too; no target may be made of them"
-        )
+def one_text(name: str, ids: Ids, other: str, other_ids: Ids) -> bool:
+    """Whether two prompts, each a document's name and tokens, are of one text: by origin, or as one begins like the
+    other, to the end of the shorter.
+    """
+    n = min(len(ids), len(other_ids))
+    return origin_of(name) == origin_of(other) or np.array_equal(ids[:n], other_ids[:n])
+
+
+def check_held_out(prompts: Iterable[Prompt], documents: Iterable[Document], evaluation: Iterable[Document]) -> None:
+    """Raise ValueError if a prompt, each of one of `documents`, is of a text that the grid is to measure."""
+    names = {prompt.doc_id for prompt in prompts}
+    if both := shared((document for document in documents if document.doc_id in names), evaluation):
+        raise ValueError(f"corpus: the documents {sorted(both)} are in grid.corpus too; no target may be made of them")

@@ -12,11 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bdcore.config import MixtureConfig
+from bdcore.config import ConfigError, MixtureConfig
+from bdcore.documents import origin_of
 from bdcore.models.drafter import Drafter
 from bdcore.runtime import seed_for
+from bdcore.targets.prompts import one_text
 from bdcore.targets.rows import TargetRow, TargetRows
-from bdcore.training.losses import IGNORE, Targets
+from bdcore.training.losses import IGNORE, UNSAYABLE, Targets
 
 Ids = NDArray[np.int32]
 _NONE = float("-inf")
@@ -58,13 +60,18 @@ def from_row(row: TargetRow) -> Tokens:
     """A target row as tokens: a forced row is supervised everywhere, a generated one on its continuation."""
     if row.mode == "forced":
         return Tokens(row.prompt_ids, row.target_ids, row.topk_ids, row.topk_logprobs)
-    unsupervised = len(row.prompt_ids) - 1
+    unsupervised = _unsupervised(row)
     return Tokens(
         np.concatenate([row.prompt_ids, row.target_ids[:-1]]),
         np.pad(row.target_ids, (unsupervised, 0), constant_values=IGNORE),
         np.pad(row.topk_ids, ((unsupervised, 0), (0, 0)), constant_values=IGNORE),
         np.pad(row.topk_logprobs, ((unsupervised, 0), (0, 0)), constant_values=_NONE),
     )
+
+
+def _unsupervised(row: TargetRow) -> int:
+    """Tokens of a row before the first that has a label."""
+    return 0 if row.mode == "forced" else len(row.prompt_ids) - 1
 
 
 def repeated(passage: Ids, length: int, k: int) -> Tokens:
@@ -77,12 +84,19 @@ def repeated(passage: Ids, length: int, k: int) -> Tokens:
 
 
 class Sampler:
-    """Draws training windows of a wanted length from some rows of a target set, which stay on disk until drawn."""
+    """Draws training windows of a wanted length from some rows of a target set, which stay on disk until drawn.
+
+    Raises ConfigError where none of them is of a kind that the mixture asks for.
+    """
 
     def __init__(self, rows: TargetRows, use: Sequence[int], mixture: MixtureConfig, seed: int) -> None:
         self.rows, self.mixture, self.seed = rows, mixture, seed
         self.forced = [i for i in use if rows.modes[i] == "forced"]
         self.generated = [i for i in use if rows.modes[i] == "generated"]
+        have = {"forced": self.forced, "generated": self.generated, "repeated": self.forced}
+        for kind, weight in mixture.model_dump().items():
+            if weight and not have[kind]:
+                raise ConfigError(none_left(kind, weight))
 
     def draw(self, step: int, index: int, length: int) -> Tokens:
         """Window `index` of a step."""
@@ -91,12 +105,13 @@ class Sampler:
         kind = rng.choices(list(weights), list(weights.values()))[0]
         if kind == "repeated":
             return self._repeated(rng, length)
-        found = self.generated if kind == "generated" else []
-        row = rng.choice(found or [i for i in self.forced if self.rows.lengths[i] >= length])
-        tokens = from_row(self.rows[row])
-        # Generated rows are filled up: their last token is only a label, and leaving out those that ended early
-        # would hide every EOS from the drafter.
-        return tokens.window(rng.randrange(max(0, len(tokens) - length) + 1), length)
+        use = self.generated if kind == "generated" else [i for i in self.forced if self.rows.lengths[i] >= length]
+        row = self.rows[rng.choice(use)]
+        tokens, unsupervised = from_row(row), _unsupervised(row)
+        # A window ends on a label: within the prompt of a continuation nothing is taught. Generated rows are filled
+        # up: their last token is only a label, and leaving out those that ended early would hide every EOS.
+        first, last = max(0, unsupervised + 1 - length), max(0, len(tokens) - length)
+        return tokens.window(rng.randrange(first, last + 1), length)
 
     def _repeated(self, rng: random.Random, length: int) -> Tokens:
         tokens = from_row(self.rows[rng.choice(self.forced)])
@@ -105,19 +120,36 @@ class Sampler:
         return repeated(tokens.ids[start : start + n], length, tokens.topk_ids.shape[1])
 
 
+def none_left(kind: str, weight: float) -> str:
+    """Why a mixture cannot be had, and what to do."""
+    source = "generated" if kind == "generated" else "forced"
+    return (
+        f"mixture.{kind} = {weight:g}: no {source} sequence is left to train on, validation holds out the documents of "
+        f"all; raise targets.{source}, lower validation.sequences, or set mixture.{kind} = 0"
+    )
+
+
 def split_validation(rows: TargetRows, count: int) -> tuple[list[int], list[int]]:
-    """(training rows, validation rows): the last `count` forced rows and all else of their documents are held out.
+    """(training rows, validation rows): the last `count` forced rows and all else of their texts are held out.
 
     Validation rows are the forced ones.
     """
     forced = [i for i, mode in enumerate(rows.modes) if mode == "forced"]
-    held_out = {rows.doc_ids[i] for i in forced[len(forced) - count :]}
-    kept = [i for i, doc in enumerate(rows.doc_ids) if doc not in held_out]
-    return kept, [i for i in forced if rows.doc_ids[i] in held_out]
+    last = [rows[i] for i in forced[len(forced) - count :]]
+    origins = {origin_of(row.doc_id) for row in last}
+    held_out = {i for i, doc in enumerate(rows.doc_ids) if origin_of(doc) in origins}
+    for i, mode in enumerate(rows.modes):  # forced rows are distinct already, whatever their names
+        if mode == "generated" and i not in held_out and any(_of_one_text(rows[i], row) for row in last):
+            held_out.add(i)
+    return [i for i in range(len(rows)) if i not in held_out], [i for i in forced if i in held_out]
+
+
+def _of_one_text(row: TargetRow, other: TargetRow) -> bool:
+    return one_text(row.doc_id, row.prompt_ids, other.doc_id, other.prompt_ids)
 
 
 def collate(windows: list[Tokens], to_head: Tensor | None, device: str) -> Batch:
-    """Windows of one length as tensors; `to_head[id]` is the drafter head's output for an id, or -1."""
+    """Windows of one length as tensors; `to_head[id]` is the drafter head's output for an id, or UNSAYABLE."""
 
     def stacked(name: str) -> Tensor:
         return torch.from_numpy(np.stack([getattr(w, name) for w in windows])).to(device)
@@ -125,8 +157,7 @@ def collate(windows: list[Tokens], to_head: Tensor | None, device: str) -> Batch
     ids, labels, topk_ids = (stacked(name).long() for name in ("ids", "labels", "topk_ids"))
     if to_head is not None:
         labels = torch.where(labels == IGNORE, IGNORE, to_head[labels.clamp_min(0)])
-        labels = torch.where(labels == -1, IGNORE, labels)  # the head cannot say it: nothing to learn there
-        topk_ids = torch.where(topk_ids == IGNORE, -1, to_head[topk_ids.clamp_min(0)])
+        topk_ids = torch.where(topk_ids == IGNORE, UNSAYABLE, to_head[topk_ids.clamp_min(0)])
     return Batch(ids, Targets(labels, topk_ids, stacked("topk_logprobs")))
 
 
@@ -137,9 +168,9 @@ def collate_for(drafter: Drafter, windows: list[Tokens]) -> Batch:
 
 
 def head_index(ids: Tensor | None, vocab_size: int) -> Tensor | None:
-    """For each id of the vocabulary its output in a pruned head, -1 where it was dropped."""
+    """For each id of the vocabulary its output in a pruned head, UNSAYABLE where it was dropped."""
     if ids is None:
         return None
-    index = torch.full((vocab_size,), -1, dtype=torch.long, device=ids.device)
+    index = torch.full((vocab_size,), UNSAYABLE, dtype=torch.long, device=ids.device)
     index[ids] = torch.arange(len(ids), device=ids.device)
     return index

@@ -72,7 +72,7 @@ def train(stage: Stage, on_step: OnStep | None = None) -> TrainingState:
     state = checkpoint.load(stage.checkpoints.state, model, optimizer) or TrainingState()
     kept, held_out = split_validation(stage.rows, config.validation.sequences)
     sampler = Sampler(stage.rows, kept, config.mixture, stage.seed)
-    judged = held_out_batches(stage.rows, held_out, stage.drafter, config.longest, stage.seed) if team.leads else []
+    judged = held_out_batches(stage.rows, held_out, stage.drafter, config.longest) if team.leads else []
     model.train()
     with _listening() as told:
         while state.step < config.steps and not _stale(state, config):

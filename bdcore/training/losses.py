@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from bdcore.config import LossConfig
 
 IGNORE = -100
+UNSAYABLE = -1
+"""In place of an id that the drafter's pruned head does not have."""
 Head = Callable[[Tensor], Tensor]
 
 _FLOOR = -1e4
@@ -25,8 +27,8 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class Targets:
-    """Per token: the greedy id (IGNORE: not supervised) and the verifier's top-k. Ids of the drafter's own head;
-    -1 in `topk_ids` marks an id the head does not have. `topk_logprobs` is -inf where there is no top-k.
+    """Per token: the verifier's greedy id (IGNORE: none is known) and its top-k. Ids of the drafter's own head, or
+    UNSAYABLE; a token whose greedy id is unsayable is not supervised. `topk_logprobs` is -inf where there is no top-k.
     """
 
     labels: Tensor
@@ -53,12 +55,17 @@ class Targets:
     @property
     def supervised(self) -> Tensor:
         """Which tokens are supervised: boolean, of the shape of `labels`."""
-        return self.labels != IGNORE
+        return self.labels >= 0
 
     @property
     def tokens(self) -> int:
         """How many tokens are supervised."""
         return int(self.supervised.sum())
+
+    @property
+    def known(self) -> int:
+        """How many tokens have a greedy id, whether the drafter's head can say it or not."""
+        return int((self.labels != IGNORE).sum())
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,9 @@ class LossSum:
 
 
 def cross_entropy(logprobs_NV: Tensor, targets: Targets) -> Tensor:
-    """-log q(label): (N,), 0 at IGNOREd tokens."""
-    return F.nll_loss(logprobs_NV, targets.labels, ignore_index=IGNORE, reduction="none")
+    """-log q(label): (N,), 0 at tokens that are not supervised."""
+    labels = torch.where(targets.supervised, targets.labels, IGNORE)
+    return F.nll_loss(logprobs_NV, labels, ignore_index=IGNORE, reduction="none")
 
 
 def kl(logprobs_NV: Tensor, targets: Targets) -> Tensor:
@@ -156,7 +164,7 @@ def _pair(logprobs_NV: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
 def token_loss(
     logits_NV: Tensor, targets: Targets, weights: LossConfig, token_weights_N: Tensor | None = None
 ) -> Tensor:
-    """The weighted sum of the losses of `weights`, times the weight of each token: (N,), 0 at IGNOREd tokens.
+    """The weighted sum of the losses of `weights`, times the weight of each token: (N,), 0 where not supervised.
 
     In fp32 (fp64 for fp64 logits). Losses of weight 0 are not computed.
     """

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from bdcore.config import MixtureConfig, TrainingConfig
+from bdcore.config import TrainingConfig
 from bdcore.kv.budget import FULL, FULL_POLICY
 from bdcore.models.drafter import Drafter
 from bdcore.models.stepper import CachePlan, Stepper
 from bdcore.targets.rows import TargetRows
-from bdcore.training.batches import Batch, Sampler, collate_for
+from bdcore.training.batches import Batch, collate_for, from_row
 from bdcore.training.losses import IGNORE
 from bdcore.training.objective import Draw, losses
 from bdcore.training.views import Block, Sight
@@ -40,7 +40,8 @@ def sights(config: TrainingConfig) -> list[Sight]:
 def agreement(drafter: Drafter, batches: list[Batch], config: TrainingConfig, *, seed: int) -> dict[str, float]:
     """Share of the continuation's tokens at which the drafter's choice is the verifier's, by view; `full`: L_A's.
 
-    Teacher-forced, at the end of the longest sequences of the stage.
+    Teacher-forced, at the end of the longest sequences of the stage. What a pruned head cannot say is a miss, as it is
+    when drafting.
     """
     prefix = config.longest - judged(config)
     tail = config.model_copy(update={"supervise": "continuation", "continuation": judged(config)})
@@ -48,9 +49,10 @@ def agreement(drafter: Drafter, batches: list[Batch], config: TrainingConfig, *,
     sums: dict[str, list[int]] = {}
     for batch in batches:
         out = losses(drafter, batch, tail, chosen, seed=seed)
+        asked = batch.targets[prefix:].known  # by every view
         for name, part in {"full": out.full, **out.views}.items():
             agreed, tokens = sums.setdefault(name, [0, 0])
-            sums[name] = [agreed + part.agreed, tokens + part.tokens]
+            sums[name] = [agreed + part.agreed, tokens + asked]
     return {name: agreed / tokens for name, (agreed, tokens) in sums.items() if tokens}
 
 
@@ -91,10 +93,13 @@ def _walk(
     return hits
 
 
-def held_out_batches(rows: TargetRows, use: Sequence[int], drafter: Drafter, longest: int, seed: int) -> list[Batch]:
-    """One window of `longest` tokens of human text for every row to be used: the same at every validation."""
-    sampler = Sampler(rows, use, MixtureConfig(forced=1.0, generated=0.0, repeated=0.0), seed)
-    return [collate_for(drafter, [sampler.draw(-1 - row, 0, longest)]) for row in range(len(sampler.forced))]
+def held_out_batches(rows: TargetRows, use: Sequence[int], drafter: Drafter, longest: int) -> list[Batch]:
+    """The last `longest` tokens of every row to be used, one (1, longest) batch each.
+
+    Nothing is drawn: stages and seeds are judged on the same text, and stages of other lengths on the same last tokens.
+    """
+    found = [from_row(rows[i]) for i in use]
+    return [collate_for(drafter, [tokens.window(max(0, len(tokens) - longest), longest)]) for tokens in found]
 
 
 def validate(

@@ -1,15 +1,17 @@
 """Training windows: labels with EOS kept, three kinds of sequence, draws by (seed, step) alone."""
 
+import random
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
-from bdcore.config import MixtureConfig
+from bdcore.config import ConfigError, MixtureConfig
+from bdcore.runtime import seed_for
 from bdcore.targets.rows import TargetRows
 from bdcore.training.batches import Sampler, collate, from_row, head_index, repeated
-from bdcore.training.losses import IGNORE
+from bdcore.training.losses import IGNORE, UNSAYABLE
 from tests.unit.training_helpers import forced_row, generated_row, rows, window
 
 EOS = 2
@@ -91,6 +93,36 @@ def test_generated_rows_are_used_at_their_whole_length_and_with_their_eos():
     assert any(t.labels.tolist() == [IGNORE] * 9 + [50, 51, EOS] + [IGNORE] * 4 for t in drawn)
 
 
+@pytest.mark.parametrize("length", [4, 16, 40])
+def test_every_window_of_a_generated_row_ends_on_a_label(length):
+    source = sampler({"forced": 0, "generated": 1}, extra=[generated_row(9, list(range(3, 43)), [5] * 21, "length")])
+    drawn = [source.draw(step, 0, length) for step in range(300)]
+    assert all(tokens.labels[-1] == 5 for tokens in drawn)
+    # From the first label to the last: the whole continuation is drawn from.
+    assert {int((tokens.labels == 5).sum()) for tokens in drawn} == set(range(1, min(length, 21) + 1))
+
+
+def test_windows_of_forced_rows_start_anywhere():
+    """By the draws of every run so far."""
+    source = sampler(seed=7)
+    for step in range(20):
+        rng = random.Random(seed_for(7, "window", step, 1))
+        rng.choices("fgr", [1, 0, 0])
+        row, start = rng.choice(rows(4)), rng.randrange(48 - 20 + 1)
+        assert source.draw(step, 1, 20).ids.tolist() == row["prompt_ids"][start : start + 20]
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"), [("generated", "forced"), ("forced", "generated"), ("repeated", "generated")]
+)
+def test_a_kind_of_which_validation_leaves_nothing_is_refused(kind, left):
+    found = TargetRows.of([forced_row(0), generated_row(0, [3] * 9, [5] * 9, "length")])
+    use = [i for i, mode in enumerate(found.modes) if mode == left]
+    source = "generated" if kind == "generated" else "forced"
+    with pytest.raises(ConfigError, match=rf"mixture.{kind} = 0.25: .*raise targets.{source}, lower validation.seq"):
+        Sampler(found, use, MixtureConfig(**{"forced": 0, left: 1, kind: 0.25}), 0)
+
+
 def test_kinds_come_in_the_proportions_of_the_mixture():
     extra = [generated_row(9, [3] * 30, [5] * 30, "length")]
     source = sampler({"forced": 0.5, "generated": 0.3, "repeated": 0.2}, extra=extra)
@@ -119,7 +151,8 @@ def test_pruned_head_gets_its_own_labels_and_what_it_cannot_say_is_not_supervise
     assert index.shape == (128,) and index[ids].tolist() == [0, 1, 2] and int((index >= 0).sum()) == 3
     tokens = window([1, 2, 3, 4], [10, 12, IGNORE, 3])
     batch = collate([tokens], index, "cpu")
-    assert batch.targets.labels.tolist() == [[1, IGNORE, IGNORE, 0]]
+    assert batch.targets.labels.tolist() == [[1, UNSAYABLE, IGNORE, 0]]
+    assert (batch.targets.tokens, batch.targets.known) == (2, 3)
     assert batch.targets.topk_ids.tolist() == [[[1, 2, -1], [-1, -1, -1], [-1, -1, -1], [0, -1, -1]]]
     assert batch.ids_BT.tolist() == [[1, 2, 3, 4]]
 

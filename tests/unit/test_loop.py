@@ -218,8 +218,7 @@ def test_held_out_documents_are_never_trained_on(tmp_path, monkeypatch):
 
     def watched(self, step, index, length):
         tokens = drawn(self, step, index, length)
-        if step >= 0:
-            seen.append(tokens.ids.tolist())
+        seen.append(tokens.ids.tolist())
         return tokens
 
     monkeypatch.setattr(loop.Sampler, "draw", watched)
@@ -228,6 +227,20 @@ def test_held_out_documents_are_never_trained_on(tmp_path, monkeypatch):
     forbidden = [tuple(data[n]["prompt_ids"][i : i + 6]) for n in (3, 4) for i in range(43)] + [(3,) * 6]
     trained = {tuple(ids[i : i + 6]) for ids in seen for i in range(len(ids) - 5)}
     assert len(seen) == 30 and not trained & set(forbidden)
+
+
+@pytest.mark.parametrize("name", ["needle@0.1/doc-4", "copy of doc-4"])
+def test_the_text_of_a_held_out_document_is_held_out_under_every_name(name):
+    """A needle has its filler's tokens up to the first needle alone; a copy is known by the tokens it begins with."""
+    text = forced_row(4)["prompt_ids"]
+    same = generated_row(0, [*text[:8], 3] if name.startswith("needle") else text[:8], [9] * 4, "length")
+    needle = {**forced_row(7), "doc_id": "needle@0.9/doc-4"}
+    other = generated_row(0, [*text[:7], 3], [9] * 4, "length")
+    data = [needle, *rows(5), {**same, "doc_id": name}, {**other, "doc_id": "other"}]
+    found = TargetRows.of(data)
+    kept, held_out = split_validation(found, 1)
+    assert [found.doc_ids[i] for i in kept] == ["doc-0", "doc-1", "doc-2", "doc-3", "other"]
+    assert [found.doc_ids[i] for i in held_out] == ["needle@0.9/doc-4", "doc-4"]
 
 
 def test_no_validation_keeps_every_row(tmp_path):

@@ -13,6 +13,7 @@ from bdcore.training import losses
 from bdcore.training.losses import (
     IGNORE,
     LOSSES,
+    UNSAYABLE,
     LossSum,
     Targets,
     cross_entropy,
@@ -111,9 +112,10 @@ def test_values_worked_by_hand(targets, expected):
         )
 
 
+@pytest.mark.parametrize("mark", [IGNORE, UNSAYABLE])
 @pytest.mark.parametrize("name", LOSSES)
-def test_ignored_token_is_zero_and_its_neighbour_unchanged(name):
-    whole, ignored = one(0, [0, 2], [0.5, 0.25]), one(IGNORE, [0, 2], [0.5, 0.25])
+def test_unsupervised_token_is_zero_and_its_neighbour_unchanged(name, mark):
+    whole, ignored = one(0, [0, 2], [0.5, 0.25]), one(mark, [0, 2], [0.5, 0.25])
     both = Targets(*(torch.cat(pair) for pair in zip(vars(whole).values(), vars(ignored).values(), strict=True)))
     weights = LossConfig(**{"ce": 0, name: 1})
     loss = token_loss(Q.repeat(2, 1), both, weights)
@@ -309,9 +311,9 @@ def test_eager_loss_does_hold_them_so_the_watch_can_see():
 
 @pytest.mark.parametrize("loss", [head_loss, head_loss_reference])
 def test_empty_batch_adds_zero_and_no_gradient(head, loss):
-    """B29: all labels IGNORE, hidden states not finite; then one valid micro-batch in the same step."""
+    """B29: no label to learn, hidden states not finite; then one valid micro-batch in the same step."""
     hidden = torch.full((2, 3, 8), torch.inf, requires_grad=True)
-    empty = loss(head, hidden, plain([[IGNORE] * 3] * 2), EACH[-1])
+    empty = loss(head, hidden, plain([[IGNORE, UNSAYABLE, IGNORE]] * 2), EACH[-1])
     assert (empty.tokens, empty.agreed, float(empty.total.detach()), float(empty.mean())) == (0, 0, 0.0, 0.0)
     valid = loss(head, torch.randn(1, 4, 8), random_targets(1, 4), EACH[-1])
     alone = torch.autograd.grad(valid.mean(), head.weight, retain_graph=True)[0]

@@ -62,6 +62,12 @@ def test_targets_beyond_the_verifiers_positions_are_refused(folder):
     assert "targets.prompt_tokens + targets.new_tokens = 513" in text and "512" in text
 
 
+def test_more_log_probabilities_than_the_verifier_has_ids_are_refused(folder):
+    text = refusal(folder, "targets.top_k=261")
+    assert "targets.top_k = 261" in text and "vocabulary of 260 ids" in text and "at most 260" in text
+    check(load_config(folder / "tiny.yaml", ["targets.top_k=260"]))
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
     [
@@ -155,7 +161,7 @@ def test_a_replay_past_the_drafters_positions_is_refused_where_the_study_says_so
 
 
 def test_each_corpus_of_the_grid_must_have_enough_documents_of_its_own(tmp_path, folder):
-    few = write_corpus(tmp_path / "few", count=9)
+    few = write_corpus(tmp_path / "few", count=9, seed=1)
     own, other = ({"source": "folder", "path": str(p), "split": "test"} for p in (folder / "texts", few))
     enough = inputs(load_config(folder / "tiny.yaml", [f"grid.corpus={[own]}"]))
     assert [len(documents) for documents in enough.corpora] == [len(enough.evaluation)]
@@ -183,6 +189,26 @@ def test_documents_too_short_for_the_context_are_refused(tmp_path, folder):
 def test_documents_shared_by_training_and_evaluation_are_refused(folder):
     text = refusal(folder, "grid.corpus.split=train")
     assert text.startswith("grid.corpus: ") and "training documents too" in text and "text-" in text
+
+
+def test_a_training_text_under_another_name_in_the_grid_is_refused_with_both_names(tmp_path, folder):
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    for path in (folder / "texts").iterdir():
+        (copies / f"copy of {path.name}").write_text(path.read_text() + "\n")
+    text = refusal(folder, f"grid.corpus.path={copies}")
+    assert text.startswith("grid.corpus: ") and "training documents too (such as text-" in text
+    assert ".txt as copy of text-" in text and "remove the copies" in text
+
+
+def test_texts_too_short_to_tell_apart_may_stand_in_both(tmp_path, folder):
+    for seed, field in enumerate(("corpus", "grid.corpus")):
+        corpus = write_corpus(tmp_path / field, seed=seed)
+        for path in list(corpus.iterdir()):
+            path.with_name(f"empty-{path.name}").write_text("# This directory is a Python package.\n")
+    inputs(
+        load_config(folder / "tiny.yaml", [f"{field}.path={tmp_path / field}" for field in ("corpus", "grid.corpus")])
+    )
 
 
 @pytest.mark.parametrize("name", ["nowhere", "texts"])

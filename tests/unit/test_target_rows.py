@@ -210,6 +210,25 @@ def test_a_corpus_that_is_too_small_without_repeats_says_what_it_always_said():
 
 def test_a_prompt_of_a_document_of_the_grid_is_an_error_that_names_it():
     prompts = [numbered(f"text-{i}", [i]) for i in range(4)]
-    check_held_out(prompts, DOCUMENTS[4:])
+    check_held_out(prompts, DOCUMENTS, DOCUMENTS[4:])
     with pytest.raises(ValueError, match=r"\['text-2', 'text-3'\] are in grid.corpus too"):
-        check_held_out(prompts, DOCUMENTS[2:])
+        check_held_out(prompts, DOCUMENTS, DOCUMENTS[2:])
+
+
+LONG = "words that stand here alone " * 20
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Document("copy", "folder", LONG.replace(" ", "\r\n") + "\n"),
+        Document("needle@0.5/text-1", "needle", "the filler's own text", filler="text-1"),
+        Document("needle@0.5/copy", "needle", LONG, filler="copy"),
+    ],
+)
+def test_a_prompt_of_a_text_of_the_grid_is_an_error_that_names_both(other):
+    documents = [Document("text-0", "folder", "another text"), Document("text-1", "folder", LONG)]
+    prompts = [numbered("text-0", [0]), numbered("text-1", [1])]
+    with pytest.raises(ValueError, match=rf"\['text-1 as {other.doc_id}'\] are in grid.corpus too"):
+        check_held_out(prompts, documents, [other])
+    check_held_out(prompts[:1], documents, [other])

@@ -7,6 +7,8 @@ from transformers import PreTrainedTokenizerFast
 from bdcore.config import ConfigError, load_config
 from bdcore.models.loading import load_tokenizer
 from bdcore.preflight import check_tokens, inputs
+from bdcore.runtime import seed_for
+from bdcore.targets.prompts import distinct_prompts
 from tests.conftest import tiny_llama
 from tests.tiny import byte_tokenizer, write_study
 
@@ -42,6 +44,27 @@ def shuffled_tokenizer() -> PreTrainedTokenizerFast:
 def test_a_study_that_fits_passes(study):
     config = load_config(study)
     check_tokens(config, inputs(config), load_tokenizer(config.verifier.source))
+
+
+def test_validation_that_leaves_no_generated_sequence_is_refused_before_any_model_is_loaded(study):
+    """One continuation, and seven of eight forced documents held out: the draw decides whether it is of one of them."""
+    few = ("targets.generated=1", "targets.forced=8", "training.validation.sequences=7")
+    few = (*few, "training.mixture={forced: 0.5, generated: 0.5}")
+    told = []
+    for seed in range(12):
+        config = load_config(study, [*few, f"seed={seed}"])
+        found, tokenizer = inputs(config), load_tokenizer(config.verifier.source)
+        forced, generated = (
+            distinct_prompts(found.training, tokenizer, length=n, count=c, seed=seed_for(seed, mode)).prompts
+            for mode, n, c in (("forced", 160, 8), ("generated", 96, 1))
+        )
+        if generated[0].doc_id in {prompt.doc_id for prompt in forced[1:]}:
+            told.append(refusal(study, *few, f"seed={seed}"))
+        else:
+            check_tokens(config, found, tokenizer)
+    assert 0 < len(told) < 12
+    assert all(text.startswith("training.mixture.generated = 0.5: no generated sequence is left") for text in told)
+    assert "raise targets.generated, lower validation.sequences, or set" in told[0]
 
 
 def test_a_drafter_of_another_tokenizer_is_refused_with_the_first_differing_id(study, tmp_path):
