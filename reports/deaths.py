@@ -21,15 +21,12 @@ WITH drafting AS (SELECT * FROM samples WHERE run_key = $1 AND status = 'ok' AND
 mine AS (
   SELECT * FROM drafting s WHERE (workload, gamma, context) =
     (SELECT (workload, max(gamma), max(context)) FROM drafting d WHERE d.workload = s.workload GROUP BY workload)
-),
-counted AS (
-  SELECT cell_key, doc_id, drafted, accepted, count(*) AS times FROM rounds
-  WHERE run_key = $1 AND cell_key IN (SELECT cell_key FROM mine) GROUP BY ALL
 )
 SELECT {_MINE}, m.doc_id, 'position in the draft, ' || m.workload || ', gamma ' || m.gamma AS "by",
-  i.position AS label, sum(r.times)::BIGINT AS drafted,
-  coalesce(sum(r.times) FILTER (WHERE r.accepted >= i.position), 0)::BIGINT AS accepted
-FROM mine m JOIN counted r USING (cell_key, doc_id)
+  i.position AS label, sum(r.rounds)::BIGINT AS drafted,
+  coalesce(sum(r.rounds) FILTER (WHERE r.accepted >= i.position), 0)::BIGINT AS accepted
+FROM mine m JOIN (SELECT cell_key, doc_id, drafted, accepted, rounds FROM round_counts WHERE run_key = $1) r
+  USING (cell_key, doc_id)
   JOIN (SELECT unnest(range(1, 1 + (SELECT max(gamma) FROM mine))) AS position) i
   ON i.position <= r.drafted AND i.position - 1 <= r.accepted
 GROUP BY ALL

@@ -53,7 +53,7 @@ def draw(figure: Figure, *, name: str, title: str, alt: str, caption: str) -> Dr
     buffer = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata=empty)
+        figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
     body = _clean(buffer.getvalue(), name)
     label = f'<svg role="img" aria-label="{escape(f"{title}. {alt}")}" '
     standalone = body.replace("<svg ", label, 1).replace(">", f">{_STANDALONE}", 1)
