@@ -191,6 +191,11 @@ class TargetsConfig(Section):
     """Sequences per Parquet file: what a killed run loses at most."""
 
 
+def check_weights(name: str, weights: Mapping[Any, float]) -> None:
+    if not weights or min(weights.values()) < 0 or sum(weights.values()) <= 0:
+        raise ValueError(f"{name} = {weights}: weights must be >= 0 and not all 0")
+
+
 class MixtureConfig(Section):
     """Weights of the kinds of training sequence."""
 
@@ -260,10 +265,10 @@ class ViewsConfig(SparseConfig):
         return self
 
 
-_PAPER = {"policy": {"attention_mass": 1.0}, "position_mode": {"absolute": 1.0}}
+# Whole sections: what a preset left out, an overlay would keep of the file that it extends.
 VIEW_PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {**_PAPER, "budgets": {256: 0.4, 512: 0.3, 1024: 0.2, 2048: 0.1}},
-    "quarter": {**_PAPER, "budgets": {64: 0.4, 128: 0.3, 256: 0.2, 512: 0.1}},
+    "paper": ViewsConfig().model_dump(),
+    "quarter": ViewsConfig(budgets={64: 0.4, 128: 0.3, 256: 0.2, 512: 0.1}).model_dump(),
 }
 
 
@@ -273,11 +278,6 @@ def _preset(value: Any) -> Any:
     if value not in VIEW_PRESETS:
         raise ValueError(f"no preset of this name; legal: {', '.join(VIEW_PRESETS)}, or a section")
     return VIEW_PRESETS[value]
-
-
-def check_weights(name: str, weights: Mapping[Any, float]) -> None:
-    if not weights or min(weights.values()) < 0 or sum(weights.values()) <= 0:
-        raise ValueError(f"{name} = {weights}: weights must be >= 0 and not all 0")
 
 
 class LossConfig(Section):
