@@ -370,8 +370,8 @@ class TrainingConfig(Section):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest training sequence."""
-        return max(self.prefix_lengths) + self.continuation
+        """Tokens of the longest training sequence; a prefix of weight 0 is never drawn."""
+        return max(length for length, weight in self.prefix_lengths.items() if weight) + self.continuation
 
 
 _AXES = (

@@ -240,6 +240,7 @@ def test_views_and_grid_share_one_rule_of_selection():
 
 def test_longest_training_sequence_counts_the_longest_prefix():
     assert TrainingConfig(prefix_lengths={8: 1, 64: 0.5}, continuation=16).longest == 80
+    assert TrainingConfig(prefix_lengths={8: 1, 64: 0.5, 128: 0}, continuation=16).longest == 80
 
 
 def test_view_presets_are_the_papers_sampler_and_a_quarter_of_it():
