@@ -199,6 +199,11 @@ class TargetsConfig(Section):
     """Sequences per Parquet file: what a killed run loses at most."""
 
 
+def check_weights(name: str, weights: Mapping[Any, float]) -> None:
+    if not weights or min(weights.values()) < 0 or sum(weights.values()) <= 0:
+        raise ValueError(f"{name} = {weights}: weights must be >= 0 and not all 0")
+
+
 class MixtureConfig(Section):
     """Weights of the kinds of training sequence."""
 
@@ -268,10 +273,10 @@ class ViewsConfig(SparseConfig):
         return self
 
 
-_PAPER = {"policy": {"attention_mass": 1.0}, "position_mode": {"absolute": 1.0}}
+# Whole sections: what a preset left out, an overlay would keep of the file that it extends.
 VIEW_PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {**_PAPER, "budgets": {256: 0.4, 512: 0.3, 1024: 0.2, 2048: 0.1}},
-    "quarter": {**_PAPER, "budgets": {64: 0.4, 128: 0.3, 256: 0.2, 512: 0.1}},
+    "paper": ViewsConfig().model_dump(),
+    "quarter": ViewsConfig(budgets={64: 0.4, 128: 0.3, 256: 0.2, 512: 0.1}).model_dump(),
 }
 
 
@@ -281,11 +286,6 @@ def _preset(value: Any) -> Any:
     if value not in VIEW_PRESETS:
         raise ValueError(f"no preset of this name; legal: {', '.join(VIEW_PRESETS)}, or a section")
     return VIEW_PRESETS[value]
-
-
-def check_weights(name: str, weights: Mapping[Any, float]) -> None:
-    if not weights or min(weights.values()) < 0 or sum(weights.values()) <= 0:
-        raise ValueError(f"{name} = {weights}: weights must be >= 0 and not all 0")
 
 
 class LossConfig(Section):
@@ -378,8 +378,8 @@ class TrainingConfig(Section):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest training sequence."""
-        return max(self.prefix_lengths) + self.continuation
+        """Tokens of the longest training sequence; a prefix of weight 0 is never drawn."""
+        return max(length for length, weight in self.prefix_lengths.items() if weight) + self.continuation
 
 
 _AXES = (

@@ -13,7 +13,7 @@ from prefect.logging import get_run_logger
 
 from bdcore.config import ConfigError
 from bdcore.documents import Prompt
-from bdcore.identity import exclusive, read_manifest, write_manifest
+from bdcore.identity import exclusive, file_digest, read_manifest, write_manifest
 from bdcore.models.loading import eos_ids, load_model, load_tokenizer, materialise, quiet
 from bdcore.runtime import environment, seed_for, torch_dtype
 from bdcore.schema import TARGETS, write_rows
@@ -36,15 +36,29 @@ def prepare_verifier(study: Study) -> ArtifactRef:
 
 @task(cache_policy=NO_CACHE)
 def generate_targets(study: Study, verifier: ArtifactRef) -> ArtifactRef:
-    """Forced and generated targets as Parquet shards; finished shards of a killed run are kept."""
+    """Forced and generated targets as Parquet shards; finished shards of a killed run are kept, damaged ones remade."""
     directory, key = study.workspace.targets(study.keys.targets), study.keys.targets
     with exclusive(directory):
-        manifest = read_manifest(directory)
+        manifest = _undamaged(directory, read_manifest(directory))
         announce("targets", directory, manifest)
         if manifest is None:
             manifest = _make(study, verifier.path, directory, key)
             return ArtifactRef(str(directory), key, manifest["rows"], reused=False)
     return ArtifactRef(str(directory), key, manifest["rows"], reused=True)
+
+
+def _undamaged(directory: Path, manifest: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The manifest if every shard has the bytes that were written; shards that have not are named and removed.
+
+    Size and a read do not tell: Parquet has no checksum of its own, and a changed byte may give other ids.
+    """
+    if manifest is None:
+        return None
+    damaged = [name for name, known in manifest["digests"].items() if file_digest(directory / name) != known]
+    for name in damaged:
+        get_run_logger().warning("targets: %s is damaged; making it again", directory / name)
+        (directory / name).unlink()
+    return None if damaged else manifest
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,7 @@ def _make(study: Study, source: str, directory: Path, key: str) -> dict[str, Any
         tokens=sum(kept.values()) + sum(tokens for tokens, _ in made.values()),
         too_short={mode: found.too_short for mode, found in sets.items()},
         duplicates={mode: found.duplicates for mode, found in sets.items()},
+        digests={shard.path.name: file_digest(shard.path) for shard in shards},
         **_speeds(made),
         seconds=time.perf_counter() - start,
         environment=environment(),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bdcore.documents import Prompt
 from bdcore.targets.generate import Greedy
-from bdcore.targets.shards import document_ids, id_counts, list_lengths, shard_paths
+from bdcore.targets.shards import document_ids, id_counts, list_lengths, readable, shard_paths
 
 __all__ = ["TargetRow", "TargetRows", "document_ids", "id_counts", "row"]
 
@@ -57,12 +57,13 @@ class TargetRows(Sequence[TargetRow]):
     """The rows of a finished target set in shard order, read when asked for.
 
     The row groups used last stay in memory, `cache_bytes` of them; one larger than that stays until the next is read.
+    Raises DamagedShard where a shard cannot be read.
     """
 
     def __init__(self, directory: Path, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._start(cache_bytes)
         for path in shard_paths(directory):
-            with pq.ParquetFile(path) as file:
+            with readable(path), pq.ParquetFile(path) as file:
                 sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
                 self._describe(file.read(["doc_id", "mode", "prompt_ids", "target_ids"]))
             for group, size in enumerate(sizes):
@@ -148,7 +149,7 @@ def _nbytes(rows: list[TargetRow]) -> int:
 
 
 def _read_group(path: Path, group: int) -> list[TargetRow]:
-    with pq.ParquetFile(path) as file:
+    with readable(path), pq.ParquetFile(path) as file:
         table = file.read_row_group(group, _READ)
     return [_from_table(table, i) for i in range(table.num_rows)]
 

@@ -1,5 +1,7 @@
 """The Parquet shards of a target set, a column at a time: what they hold and whether they are whole."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,22 @@ from torch import Tensor
 from bdcore.schema import TARGETS
 
 
+class DamagedShard(RuntimeError):
+    """A shard that cannot be read, with its path and what to do."""
+
+
+@contextmanager
+def readable(path: Path) -> Generator[None]:
+    """Reads of a shard; raises DamagedShard where it is not what was written."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise DamagedShard(
+            f"{path}: a damaged target shard ({' '.join(str(error).split())[:200]}); run the same command again, which "
+            "makes it anew"
+        ) from error
+
+
 def shard_paths(directory: Path) -> list[Path]:
     """The shards of a set in their order."""
     return sorted(directory.glob("part-*.parquet"))
@@ -20,7 +38,7 @@ def shard_facts(path: Path) -> tuple[list[str], int] | None:
     """(documents, target tokens) of one shard; None when it is unreadable or of another schema (so: make it again)."""
     try:
         table = _read(path)
-    except (OSError, pa.ArrowInvalid):
+    except DamagedShard:
         return None
     if not table.schema.equals(TARGETS):
         return None
@@ -49,5 +67,5 @@ def list_lengths(column: pa.ChunkedArray) -> list[int]:
 
 
 def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
-    with pq.ParquetFile(path) as file:
+    with readable(path), pq.ParquetFile(path) as file:
         return file.read(columns)

@@ -245,6 +245,7 @@ def test_views_and_grid_share_one_rule_of_selection():
 
 def test_longest_training_sequence_counts_the_longest_prefix():
     assert TrainingConfig(prefix_lengths={8: 1, 64: 0.5}, continuation=16).longest == 80
+    assert TrainingConfig(prefix_lengths={8: 1, 64: 0.5, 128: 0}, continuation=16).longest == 80
 
 
 def test_view_presets_are_the_papers_sampler_and_a_quarter_of_it():
@@ -310,8 +311,13 @@ def test_parts_of_a_preset_can_be_changed_and_a_preset_replaces_what_was_there(t
     (tmp_path / "base.yaml").write_text("training: {views: quarter}\n")
     (tmp_path / "over.yaml").write_text("extends: base.yaml\ntraining: {views: {position_mode: in_cache}}\n")
     (tmp_path / "back.yaml").write_text("extends: over.yaml\ntraining: {views: paper}\n")
+    (tmp_path / "all.yaml").write_text(
+        "training: {views: {budgets: {48: 1}, policy: random, per_step: 3, chunk: 12, sinks: 9, recent: 9, window: 4}}"
+    )
+    (tmp_path / "none.yaml").write_text("extends: all.yaml\ntraining: {views: paper}\n")
     quarter = load_config(QUICK, ["training.views=quarter"]).training.views
     over = load_config(tmp_path / "over.yaml", ["training.views.policy=random"]).training.views
     assert over == quarter.model_copy(update={"position_mode": {"in_cache": 1.0}, "policy": {"random": 1.0}})
     assert load_config(tmp_path / "back.yaml").training.views == ViewsConfig()
+    assert load_config(tmp_path / "none.yaml").training.views == ViewsConfig()
     assert load_config(tmp_path / "base.yaml").training.views == quarter

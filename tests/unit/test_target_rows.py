@@ -16,7 +16,7 @@ from bdcore.targets import rows as module
 from bdcore.targets.generate import Greedy
 from bdcore.targets.prompts import check_held_out, distinct, distinct_prompts
 from bdcore.targets.rows import TargetRow, TargetRows, document_ids, id_counts, row
-from bdcore.targets.shards import shard_facts
+from bdcore.targets.shards import DamagedShard, shard_facts
 from tests.tiny import byte_tokenizer
 
 K = 3
@@ -154,6 +154,21 @@ def test_a_shard_tells_its_documents_and_tokens_or_that_it_is_damaged(folder):
     assert shard_facts(path) is None
     write_rows(path, [], SAMPLES)
     assert shard_facts(path) is None
+
+
+@pytest.mark.parametrize("read", [TargetRows, document_ids, lambda folder: id_counts(folder, 60)])
+def test_a_damaged_shard_is_named_with_what_to_do(folder, read):
+    path = folder / "part-forced-00000.parquet"
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(DamagedShard, match=rf"{path}: a damaged target shard .* run the same command again"):
+        read(folder)
+
+
+def test_a_shard_that_is_damaged_after_it_was_opened_is_named_too(folder):
+    found, path = TargetRows(folder), folder / "part-forced-00000.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DamagedShard, match=f"{path}: a damaged target shard"):
+        found[0]
 
 
 # --- distinct prompts

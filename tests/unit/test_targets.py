@@ -278,6 +278,25 @@ def test_finished_shards_of_a_killed_run_are_kept_and_the_rest_is_the_same(opene
     assert [(t.what, t.begun) for t in Told.every] == [("targets, generated", 0)]
 
 
+@pytest.mark.parametrize("at", [0.02, 0.3, 0.6, 0.98])
+def test_a_finished_shard_that_changed_at_its_size_is_made_again_and_the_others_are_kept(opened, at):
+    study = opened()
+    ref, _ = make(study)
+    clean, folder = contents(ref.path), Path(ref.path)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}
+    damaged = folder / "part-forced-00001.parquet"
+    content = bytearray(damaged.read_bytes())
+    content[int(at * len(content))] ^= 0x55
+    damaged.write_bytes(content)
+    assert read_manifest(folder) is not None, "its size is right"
+    Told.every.clear()
+    made, _ = make(study)
+    assert (contents(made.path), made.reused) == (clean, False)
+    after = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}
+    assert {name for name in after if after[name] != before[name]} == {damaged.name}
+    assert make(study)[0].reused
+
+
 SHARDS = ["forced-00000", "forced-00001", "forced-00002", "generated-00000", "generated-00001"]
 
 
