@@ -84,7 +84,7 @@ class RuntimeConfig(Section):
     grid_dtype: DtypeName = "float32"
     """Arithmetic of both models in the evaluation grid. float32 makes greedy decoding exactly lossless."""
     threads: PositiveInt | None = None
-    """CPU threads; default: PyTorch's choice."""
+    """CPU threads of a process; default: PyTorch's choice, or a share of the cores where several train together."""
 
 
 class ModelConfig(Section):
@@ -98,20 +98,48 @@ class DrafterConfig(Section):
     kind: Literal["pretrained", "sliced"] = "pretrained"
     """`pretrained`: a smaller model of the same tokenizer. `sliced`: layers, embedding and head of the verifier."""
     source: str = "JackFram/llama-68m"
-    """Hub id or folder of a `pretrained` drafter."""
+    """`pretrained`: hub id or folder."""
     revision: str | None = None
+    """`pretrained`: hub revision (branch, tag or commit)."""
     num_layers: PositiveInt = 6
     """`sliced`: how many layers, chosen by measured previous-token and induction scores."""
     layers: list[NonNegativeInt] | None = Field(default=None, min_length=1)
     """`sliced`: these verifier layers instead of measured ones."""
     vocab_size: PositiveInt | None = None
-    """`sliced`: keep only this many most frequent ids in the output head (default: all)."""
+    """Keep only this many ids in the output head, the most frequent among the targets (default: all)."""
     rope_theta: float | None = Field(default=None, gt=0)
     """`sliced`: RoPE base of the drafter (default: the verifier's)."""
     max_positions: PositiveInt | None = None
     """`sliced`: positions the drafter is trained for (default: the verifier's)."""
     beyond_positions: Literal["refuse", "extrapolate"] = "extrapolate"
     """What to do with absolute positions past the drafter's own: an error, or plain RoPE extrapolation (the paper)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _taken_back(cls, given: Any) -> Any:
+        """`null` takes back what an overlay or an override inherits."""
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> "DrafterConfig":
+        for name in _OF_THE_OTHER_KIND[self.kind]:
+            if name in self.model_fields_set:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)}: a `{self.kind}` drafter has no such setting; take it out, or "
+                    f"write {name}: null where it is inherited"
+                )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_the_other_kinds(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if name not in _OF_THE_OTHER_KIND[self.kind]}
+
+
+_OF_THE_OTHER_KIND = {
+    "pretrained": ("num_layers", "layers", "rope_theta", "max_positions"),
+    "sliced": ("source", "revision"),
+}
+"""Settings that a kind of drafter would ignore."""
 
 
 class CorpusConfig(Section):
@@ -365,6 +393,10 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _legal(self) -> "TrainingConfig":
         check_weights("prefix_lengths", self.prefix_lengths)
+        if self.warmup >= self.steps:
+            raise ValueError(
+                f"warmup = {self.warmup}: must be less than steps = {self.steps}; lower it, or train longer"
+            )
         if self.lam and self.supervise == "continuation" and not self.detach_prefix:
             raise ValueError(
                 "detach_prefix = false needs supervise = all or dense: the paper's scheme runs the prefix without "

@@ -37,7 +37,7 @@ LIMIT = 0.05
 COUNTS = ("output_ids", "finish_reason", "rounds", "drafted", "accepted", "accepted_at", "drafted_at")
 GREEDY = ["grid.workloads=[greedy]"]
 EMBEDDED = [
-    *("targets.forced=4", "base.steps=2", "training.steps=2"),
+    *("targets.forced=4", "base.steps=2", "base.warmup=0", "training.steps=2", "training.warmup=0"),
     *("grid.contexts=[512]", "grid.prompts=3", "grid.new_tokens=16", "grid.gammas=[2, 4]"),
 ]
 TINY = ["grid.gammas=[2, 4]", "grid.new_tokens=48", "grid.contexts=[64]"]

@@ -11,7 +11,7 @@ from prefect.logging import get_run_logger
 
 from bdcore.config import TrainingConfig
 from bdcore.identity import exclusive, read_manifest, staging, write_json, write_manifest
-from bdcore.models.drafter import Drafter, load_drafter, most_frequent, read_facts, save_drafter, slice_verifier
+from bdcore.models.drafter import Drafter, load_drafter, prune, read_facts, save_drafter, slice_verifier
 from bdcore.models.heads import choose_layers, layer_scores
 from bdcore.models.loading import load_model, load_tokenizer, quiet
 from bdcore.runtime import environment, seed_for
@@ -67,19 +67,12 @@ def _checkpoints(study: Study, key: str) -> Checkpoints:
 def _make_base(
     study: Study, verifier: ArtifactRef, targets: ArtifactRef, out: Path, on_record: OnRecord | None
 ) -> dict[str, Any]:
-    config, device = study.config, study.runtime.device
+    config = study.config
     tokenizer = load_tokenizer(verifier.path, config.verifier.revision)
-    if config.drafter.kind == "pretrained":
-        drafter = load_drafter(
-            config.drafter.source,
-            verifier_vocab=study.inputs.verifier.vocab,
-            dtype=torch.float32,
-            device=device,
-            revision=config.drafter.revision,
-        )
-        facts: dict[str, Any] = {"kind": "pretrained", "source": config.drafter.source}
-    else:
-        drafter, facts = _slice(study, verifier.path, Path(targets.path))
+    drafter, facts = _pretrained(study) if config.drafter.kind == "pretrained" else _slice(study, verifier.path)
+    if config.drafter.vocab_size is not None:
+        counts = id_counts(Path(targets.path), study.inputs.verifier.vocab)
+        drafter = prune(drafter, counts, config.drafter.vocab_size)
     state = TrainingState()
     if config.base is not None:
         state = _train(study, "base", drafter, config.base, Path(targets.path), study.keys.base, on_record)
@@ -87,7 +80,14 @@ def _make_base(
     return _save(study, drafter, tokenizer, out, {**facts, "stage": "base"}, state)
 
 
-def _slice(study: Study, source: str, targets: Path) -> tuple[Drafter, dict[str, Any]]:
+def _pretrained(study: Study) -> tuple[Drafter, dict[str, Any]]:
+    source, revision = study.config.drafter.source, study.config.drafter.revision
+    where = {"dtype": torch.float32, "device": study.runtime.device}
+    drafter = load_drafter(source, verifier_vocab=study.inputs.verifier.vocab, revision=revision, **where)
+    return drafter, {"kind": "pretrained", "source": source}
+
+
+def _slice(study: Study, source: str) -> tuple[Drafter, dict[str, Any]]:
     config = study.config.drafter
     model = load_model(
         source, dtype=torch.float32, device=study.runtime.device, revision=study.config.verifier.revision
@@ -97,10 +97,7 @@ def _slice(study: Study, source: str, targets: Path) -> tuple[Drafter, dict[str,
     get_run_logger().info(
         "base drafter: verifier layers %s (%s)", layers, "configured" if config.layers else "by measured copying scores"
     )
-    ids = None
-    if config.vocab_size and config.vocab_size < model.config.vocab_size:
-        ids = most_frequent(id_counts(targets, model.config.vocab_size), config.vocab_size)
-    drafter = slice_verifier(model, layers, ids=ids, rope_theta=config.rope_theta, max_positions=config.max_positions)
+    drafter = slice_verifier(model, layers, ids=None, rope_theta=config.rope_theta, max_positions=config.max_positions)
     scored = [vars(score) for score in scores]
     return drafter, {"kind": "sliced", "source": study.config.verifier.source, "layers": layers, "layer_scores": scored}
 
@@ -155,6 +152,7 @@ def _train(
         dtype=study.runtime.training_dtype,
         checkpoints=_checkpoints(study, key),
         freeze_embedding=study.config.drafter.kind == "sliced",
+        threads=study.config.runtime.threads,
     )
     state = train_together(stage, targets, step) if config.processes > 1 else train(stage, step)
     _tell_end(role, config, state)

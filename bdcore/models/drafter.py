@@ -89,6 +89,19 @@ def _with_base(rope_parameters: dict[str, Any], theta: float) -> dict[str, Any]:
     return {**rope_parameters, "rope_theta": theta}
 
 
+def prune(drafter: Drafter, counts_V: Tensor, keep: int) -> Drafter:
+    """The drafter with the `keep` most frequent ids of its head alone; its model is changed. `counts_V`: how often each
+    id of the verifier occurs. Untouched where the head has no more ids than that.
+    """
+    head = drafter.model.lm_head
+    ids = torch.arange(head.out_features) if drafter.ids is None else drafter.ids.cpu()
+    if keep >= len(ids):
+        return drafter
+    rows = most_frequent(counts_V[ids], keep)
+    _prune_head(drafter.model, rows.to(head.weight.device))
+    return Drafter(drafter.model, ids[rows].to(head.weight.device))
+
+
 def _prune_head(model: Any, ids: Tensor | None) -> None:
     if ids is not None:
         model.config.tie_word_embeddings = False

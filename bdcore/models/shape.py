@@ -62,8 +62,11 @@ def verifier_shape(model: ModelConfig) -> ModelShape:
 
 
 def drafter_shape(drafter: DrafterConfig, verifier: ModelShape) -> ModelShape:
+    """ConfigError where the model cannot be found, or `verifier` has not what the drafter is to be made of."""
     if drafter.kind == "pretrained":
-        return from_config(check_model("drafter.source", drafter.source, revision=drafter.revision))
+        own = from_config(check_model("drafter.source", drafter.source, revision=drafter.revision))
+        rows = _head_rows(drafter, min(own.vocab, verifier.vocab))
+        return replace(own, head_rows=rows, tied=own.tied and rows == own.vocab)
     layers = len(drafter.layers) if drafter.layers else drafter.num_layers
     if layers > verifier.layers or (drafter.layers and max(drafter.layers) >= verifier.layers):
         wanted = drafter.layers or drafter.num_layers
@@ -72,9 +75,18 @@ def drafter_shape(drafter: DrafterConfig, verifier: ModelShape) -> ModelShape:
         )
     if drafter.layers is None and layers < 2:
         raise ConfigError(f"drafter.num_layers = {layers}: the first and the last layer are always taken; at least 2")
-    rows = min(drafter.vocab_size or verifier.vocab, verifier.vocab)
-    positions = drafter.max_positions or verifier.positions
+    rows, positions = _head_rows(drafter, verifier.vocab), drafter.max_positions or verifier.positions
     return replace(verifier, layers=layers, head_rows=rows, positions=positions, tied=False)
+
+
+def _head_rows(drafter: DrafterConfig, ids: int) -> int:
+    """Outputs of a head cut down from the `ids` that verifier and drafter have in common."""
+    if drafter.vocab_size is not None and drafter.vocab_size > ids:
+        raise ConfigError(
+            f"drafter.vocab_size = {drafter.vocab_size}: verifier and drafter share a vocabulary of {ids} ids; use at "
+            "most that, or leave it out to keep all"
+        )
+    return drafter.vocab_size or ids
 
 
 def from_config(config: Any) -> ModelShape:

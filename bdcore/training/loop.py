@@ -54,6 +54,8 @@ class Stage:
     checkpoints: Checkpoints
     freeze_embedding: bool = True
     team: Team = ALONE
+    threads: int | None = None
+    """CPU threads of each process that `train_together` starts; None: its share of the cores."""
 
 
 def train(stage: Stage, on_step: OnStep | None = None) -> TrainingState:
@@ -62,10 +64,12 @@ def train(stage: Stage, on_step: OnStep | None = None) -> TrainingState:
     Continues from the checkpoint when there is one; an interrupted run then ends bit-equal to an uninterrupted one on
     the CPU. A step with a loss or gradient that is not finite is skipped and counted. The last
     `validation.sequences` forced rows are never trained on. With `validation.keep = best` the drafter ends with the
-    best weights; else with the last. Raises Interrupted on SIGTERM.
+    best weights; else with the last. Nothing is dropped out, whatever the model's config says. Raises Interrupted on
+    SIGTERM.
     """
     config, model, team = stage.config, stage.drafter.model, stage.team
     model.model.embed_tokens.requires_grad_(not stage.freeze_embedding)
+    _without_dropout(model)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     optimizer = _optimizer(model, config)
@@ -92,6 +96,12 @@ def train(stage: Stage, on_step: OnStep | None = None) -> TrainingState:
         checkpoint.load(stage.checkpoints.best, model)
     model.eval()
     return state
+
+
+def _without_dropout(model: Any) -> None:
+    """Our attention has none, and a step then is a function of (seed, step) alone. The config keeps what it says."""
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.0
 
 
 def _stale(state: TrainingState, config: TrainingConfig) -> bool:

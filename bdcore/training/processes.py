@@ -121,7 +121,7 @@ def _command(count: int, order: Path) -> list[str]:
 
 
 def _environment(stage: Stage) -> dict[str, str]:
-    threads = max(1, len(os.sched_getaffinity(0)) // stage.config.processes)
+    threads = stage.threads or max(1, len(os.sched_getaffinity(0)) // stage.config.processes)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if stage.drafter.model.device.type == "cpu":
         # gloo would look for a network interface by the host's name, which may not resolve

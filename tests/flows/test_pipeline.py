@@ -6,9 +6,11 @@ import shutil
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+import torch
 from mlflow.tracking import MlflowClient
 
 from bdcore.identity import read_manifest
+from bdcore.models.drafter import load_drafter, read_facts
 from bdcore.study import open_study
 from bdcore.workspace import REPOSITORY
 from flows.evaluation import evaluation
@@ -16,6 +18,8 @@ from flows.pipeline import pipeline
 from flows.targets import targets
 from flows.training import training
 from reports.tables import query
+from tests.conftest import tiny_llama
+from tests.tiny import byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -289,3 +293,14 @@ def test_an_overlay_trains_its_own_drafter_and_reuses_the_rest(used, study_confi
     base, other = (open_study(str(path)).keys for path in (study_config, overlay))
     assert (base.targets, base.base) == (other.targets, other.base) and base.trained != other.trained
     assert len(list((used / "drafters").glob("*/manifest.json"))) == 3
+
+
+def test_a_tied_pretrained_drafter_with_dropout_is_pruned_trained_and_loaded(workspace, study_config, tmp_path):
+    own = tmp_path / "own"
+    tiny_llama(vocab=260, tie_word_embeddings=True, attention_dropout=0.1).save_pretrained(own)
+    byte_tokenizer().save_pretrained(own)
+    made = training(str(study_config), ["base=null", f"drafter={{kind: pretrained, source: {own}, vocab_size: 64}}"])
+    facts = read_facts(made.path)
+    assert (facts["kind"], len(facts["head_ids"]), facts["skipped_steps"]) == ("pretrained", 64, 0)
+    drafter = load_drafter(made.path, verifier_vocab=260, dtype=torch.float32, device="cpu")
+    assert drafter.ids.tolist() == facts["head_ids"] and drafter.model.lm_head.out_features == 64

@@ -8,6 +8,7 @@ import yaml
 from bdcore.config import (
     Config,
     ConfigError,
+    DrafterConfig,
     GridConfig,
     LossConfig,
     SparseConfig,
@@ -122,7 +123,7 @@ def test_override_can_fill_a_section_that_is_empty_or_absent(write):
 
 
 def test_override_of_one_section_leaves_those_that_share_a_yaml_alias(write):
-    path = write("drafter: {kind: sliced}\nbase: &stage {steps: 7, views: {policy: random}}\ntraining: *stage\n")
+    path = write("drafter: {kind: sliced}\nbase: &one {steps: 7, warmup: 0, views: {policy: random}}\ntraining: *one\n")
     config = load_config(path, ["training.steps=9", "training.views.policy=last_key"])
     assert config.base is not None
     assert (config.base.steps, config.base.views.policy) == (7, {"random": 1})
@@ -220,7 +221,15 @@ def test_configuration_cannot_be_changed():
         ("grid.gammas=[4, 4]", "gammas"),
         ("grid.contexts=[]", "contexts"),
         ("grid.budgets=[full]", "sd_sparse"),
-        ("drafter.kind=pretrained", "base"),
+        ("drafter={kind: pretrained}", "base"),
+        ("drafter.kind=pretrained", "drafter: num_layers = 5: a `pretrained` drafter"),
+        ("drafter={kind: pretrained, layers: [0, 1]}", "drafter: layers = [0, 1]"),
+        ("drafter={kind: pretrained, rope_theta: 1000}", "drafter: rope_theta = 1000"),
+        ("drafter={kind: pretrained, max_positions: 512}", "drafter: max_positions = 512"),
+        ("drafter.source=JackFram/llama-68m", "drafter: source = JackFram/llama-68m: a `sliced` drafter"),
+        ("drafter.revision=main", "drafter: revision = main"),
+        ("training.warmup=40", "training: warmup = 40: must be less than steps = 40"),
+        ("base.steps=10", "base: warmup = 10: must be less than steps = 10"),
         ("drafter.layers=[1, 1]", "layers"),
         ("drafter.layers=[-1, 3]", "drafter.layers"),
         ("drafter.layers=[]", "drafter.layers"),
@@ -231,6 +240,14 @@ def test_settings_that_do_not_fit_together_are_one_line(override, named):
     if "continuation" in override:
         overrides.append("training.detach_prefix=false")
     assert named in refusal(QUICK, *overrides)
+
+
+def test_null_takes_back_what_the_other_kind_of_drafter_had():
+    null = [f"drafter.{name}=null" for name in ("num_layers", "rope_theta", "max_positions")]
+    config = load_config(QUICK, ["base=null", "drafter.kind=pretrained", *null])
+    assert config.drafter == DrafterConfig(vocab_size=4096)
+    dump = config.model_dump(mode="json")
+    assert "num_layers" not in dump["drafter"] and Config.model_validate(dump) == config
 
 
 def test_pretrained_drafter_cannot_be_the_embedded_verifier():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from bdcore.models.drafter import Drafter, load_drafter, most_frequent, read_facts, save_drafter, slice_verifier
+from bdcore.models.drafter import Drafter, load_drafter, most_frequent, prune, read_facts, save_drafter, slice_verifier
 from tests.conftest import noisy_copy, tiny_llama
 
 IDS = torch.tensor([5, 9, 17, 40, 41, 77, 100, 126])
@@ -111,6 +111,29 @@ def test_a_pruned_head_computes_the_kept_rows_and_drafts_verifier_ids(verifier, 
     drafted = pruned.to_ids(logits(pruned, texts).argmax(-1))
     assert set(drafted.flatten().tolist()) <= set(IDS.tolist())
     assert torch.equal(drafted, IDS[logits(full, texts)[..., IDS].argmax(-1)])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_loaded_drafter_keeps_the_most_frequent_of_the_ids_it_has(texts, tmp_path, tied):
+    """Of 140 rows 12 are padding, however often they would occur."""
+    tiny_llama(vocab=140, tie_word_embeddings=tied).save_pretrained(tmp_path / "hub")
+    full = loaded(str(tmp_path / "hub"))
+    before, embedding = logits(full, texts), full.model.model.embed_tokens.weight.detach().clone()
+    counts = torch.zeros(128, dtype=torch.long)
+    counts[IDS] = 5
+    pruned = prune(full, counts, len(IDS))
+    assert pruned.ids.tolist() == IDS.tolist()
+    torch.testing.assert_close(logits(pruned, texts), before[..., IDS], atol=1e-5, rtol=0)
+    counts[IDS[:3]] = 6
+    again = loaded(saved(prune(pruned, counts, 3), tmp_path / "small"))
+    assert again.ids.tolist() == IDS[:3].tolist() and torch.equal(again.model.model.embed_tokens.weight, embedding)
+    torch.testing.assert_close(logits(again, texts), before[..., IDS[:3]], atol=1e-5, rtol=0)
+
+
+def test_a_head_without_more_ids_than_to_keep_is_left_alone():
+    drafter = Drafter(tiny_llama(tie_word_embeddings=True), None)
+    assert prune(drafter, torch.ones(128), 128) is drafter
+    assert drafter.model.lm_head.weight is drafter.model.model.embed_tokens.weight
 
 
 def test_an_unpruned_head_drafts_its_own_ids(verifier):

@@ -126,6 +126,14 @@ def test_head_learns_at_its_own_rate(tmp_path):
     assert moved[1e-3] == pytest.approx(moved[1.0] * 1e-3, rel=0.05)
 
 
+def test_attention_dropout_of_a_checkpoint_changes_no_step(tmp_path):
+    """Our attention has none: it would end the first step."""
+    dropping, plain = fresh_drafter(attention_dropout=0.3), fresh_drafter()
+    logs = [run(tmp_path / str(i), drafter, rows(3), stage(steps=2)) for i, drafter in enumerate((dropping, plain))]
+    assert logs[0] == logs[1] and dropping.model.config.attention_dropout == 0.3
+    assert all(torch.equal(p, weights(plain)[n]) for n, p in weights(dropping).items())
+
+
 def test_pruned_head_is_trained_on_what_it_can_say(tmp_path):
     ids = torch.arange(3, 128, 2)
     model = fresh_drafter().model
@@ -139,7 +147,7 @@ def test_rate_warms_up_and_falls_to_zero():
     factors = [rate(step, config) for step in range(21)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0] and factors[4] == 1.0 and factors[20] == pytest.approx(0)
     assert factors[4:] == sorted(factors[4:], reverse=True)
-    assert rate(0, stage(warmup=0)) == 1.0 and rate(3, stage(steps=4, warmup=4)) == 1.0
+    assert rate(0, stage(warmup=0)) == 1.0
 
 
 def test_logged_rate_is_the_one_that_was_used(tmp_path):

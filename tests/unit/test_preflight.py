@@ -8,6 +8,7 @@ import yaml
 from bdcore.config import ConfigError, load_config
 from bdcore.models import loading
 from bdcore.preflight import check, inputs
+from tests.conftest import tiny_llama
 from tests.tiny import TEXTS, tiny_config, write_corpus, write_verifier
 
 
@@ -80,6 +81,21 @@ def test_more_log_probabilities_than_the_verifier_has_ids_are_refused(folder):
 def test_drafter_layers_the_verifier_lacks_are_refused(folder, override, named):
     text = refusal(folder, override)
     assert "drafter" in text and named in text
+
+
+@pytest.mark.parametrize("kind", ["sliced", "pretrained"])
+def test_a_head_of_more_ids_than_the_vocabulary_is_refused_with_both(folder, tmp_path, kind):
+    drafter, most = "{kind: sliced, num_layers: 3, vocab_size: %d}", 260
+    if kind == "pretrained":  # of fewer ids than the verifier: it cannot keep more than its own
+        tiny_llama(vocab=250).config.save_pretrained(tmp_path)
+        drafter, most = f"{{kind: pretrained, source: {tmp_path}, vocab_size: %d}}", 250
+    overrides = ["base=null", f"drafter={drafter}"]
+    text = refusal(folder, overrides[0], overrides[1] % (most + 1))
+    assert f"drafter.vocab_size = {most + 1}" in text and f"vocabulary of {most} ids" in text
+    shape = check(load_config(folder / "tiny.yaml", [overrides[0], overrides[1] % most]))[1]
+    assert (shape.head_rows, shape.vocab) == (most, most)
+    small = check(load_config(folder / "tiny.yaml", [overrides[0], overrides[1] % 100]))[1]
+    assert small.head_rows == 100 and not small.tied
 
 
 REFUSE = "drafter.beyond_positions=refuse"

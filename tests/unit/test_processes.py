@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -87,6 +88,23 @@ def test_killed_launcher_takes_its_processes_with_it_and_a_new_one_goes_on(tmp_p
         time.sleep(0.2)
     assert 2 <= torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] <= 4
     assert train_together(stage_of(tmp_path, targets, processes=2), targets).step == 4
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(3, "3"), (None, "4")])
+def test_each_process_has_the_threads_that_are_configured_or_its_share_of_the_cores(
+    tmp_path, targets, monkeypatch, threads, expected
+):
+    class Started(Exception):
+        pass
+
+    def start(command, **how):
+        assert how["env"]["OMP_NUM_THREADS"] == expected
+        raise Started
+
+    monkeypatch.setattr(processes.subprocess, "Popen", start)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    with pytest.raises(Started):
+        train_together(replace(stage_of(tmp_path, targets, processes=2), threads=threads), targets)
 
 
 LONGER_THAN_TORCHRUN_WAITS = 33

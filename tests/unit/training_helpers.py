@@ -58,12 +58,13 @@ def stage(**changes) -> TrainingConfig:
     """A stage of seconds: prefix 32, continuation 8, budgets 16 and 24 of chunks of 4."""
     views = {"chunk": 4, "sinks": 2, "recent": 2, "window": 2, "budgets": {16: 0.5, 24: 0.5}}
     views |= changes.pop("views", {})
+    steps = changes.pop("steps", 10)
     settings = {
-        "steps": 10,
+        "steps": steps,
         "prefix_lengths": {24: 0.5, 32: 0.5},
         "continuation": 8,
         "learning_rate": 1e-3,
-        "warmup": 2,
+        "warmup": min(2, steps - 1),
         "validation": {"sequences": 1, "every": 5},
         "checkpoint_every": 5,
         "views": views,
