@@ -45,8 +45,9 @@ def train_drafter(
 
 
 def _drafter(study: Study, role: str, key: str, make: Any) -> ArtifactRef:
-    directory = study.workspace.drafter(key)
+    directory, checkpoints = study.workspace.drafter(key), _checkpoints(study, key)
     with exclusive(directory):
+        checkpoints.remove_partials()  # each as large as weights and optimizer, and no rerun writes the same name
         manifest = read_manifest(directory)
         announce(f"{role} drafter", directory, manifest)
         reused = manifest is not None
@@ -56,7 +57,7 @@ def _drafter(study: Study, role: str, key: str, make: Any) -> ArtifactRef:
                 facts = make(partial)
                 seconds = time.perf_counter() - start
                 write_manifest(partial, key, seconds=seconds, environment=environment(), **facts)
-        _checkpoints(study, key).remove()
+        checkpoints.remove()
     return ArtifactRef(str(directory), key, 0, reused)
 
 
