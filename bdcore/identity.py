@@ -4,6 +4,7 @@ A key is a hash of the stage's config, its input keys and the code of `bdcore`. 
 `manifest.json`, which is written last.
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -80,6 +81,15 @@ def atomic_path(path: Path) -> Generator[Path]:
         yield partial
         os.replace(partial, path)
     finally:
+        partial.unlink(missing_ok=True)
+
+
+def remove_partials(path: Path) -> None:
+    """Remove what killed writers of `path` left behind. Only for who holds a lock that every writer of it holds.
+
+    Process ids in the names tell nothing: they come again, in a container soon.
+    """
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         partial.unlink(missing_ok=True)
 
 

@@ -79,6 +79,7 @@ def _prefect_settings(workspace: Workspace) -> None:
 STAGES = ("pipeline", "targets", "training", "evaluation", "reporting")
 ROLES = ("trained", "base")
 DTYPES = ("float32", "bfloat16")
+WEIGHTS = ("best", "last")
 
 
 @app.command()
@@ -297,6 +298,10 @@ def export(
     overrides: SetOption = [],  # noqa: B006
     role: Annotated[str, typer.Option(help="`trained`, or `base`: the drafter before the sparse views")] = "trained",
     dtype: Annotated[str, typer.Option(help="Of the weights: `float32`, or `bfloat16` at half the size")] = "float32",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="`best` of the validations, or `last` (default: those the study keeps, `validation.keep`)"),
+    ] = None,
 ) -> None:
     """Write a trained drafter as a plain Hugging Face folder with a model card.
 
@@ -310,12 +315,13 @@ def export(
     Example: budgetdraft export configs/quick.yaml --to my-drafter
     """
     with one_line_errors():
-        for name, value, legal in (("role", role, ROLES), ("dtype", dtype, DTYPES)):
+        options = (("role", role, ROLES), ("dtype", dtype, DTYPES), ("weights", weights, (None, *WEIGHTS)))
+        for name, value, legal in options:
             if value not in legal:
-                raise ConfigError(f"--{name} {value}: one of {', '.join(legal)}")
+                raise ConfigError(f"--{name} {value}: one of {', '.join(filter(None, legal))}")
         from flows.exporting import export_folder
 
-        out = export_folder(config, overrides, to=to, role=role, dtype=dtype)
+        out = export_folder(config, overrides, to=to, role=role, dtype=dtype, weights=weights)
         console.print(f"{role} drafter, {dtype}: {out}", highlight=False, soft_wrap=True, markup=False)
         console.print(f"model card: {out / 'README.md'}", highlight=False, soft_wrap=True, markup=False)
 

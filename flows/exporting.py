@@ -5,26 +5,35 @@ from typing import Any
 
 from bdcore.config import ConfigError, CorpusConfig, TrainingConfig
 from bdcore.identity import read_manifest, staging
+from bdcore.kv.budget import FULL
 from bdcore.models.drafter import read_facts
 from bdcore.models.export import export_drafter, origin
 from bdcore.models.loading import EMBEDDED, materialise, quiet
 from bdcore.runtime import torch_dtype
 from bdcore.study import Study, open_study
+from bdcore.training.weights import kept_step, step_of, weights_of
 from reports.card import measured_cells, render_card
 
 
-def export_folder(config: str, overrides: list[str], *, to: Path, role: str, dtype: str) -> Path:
-    """Write the folder and return its path. ConfigError when the drafter is not there or `to` is not empty."""
+def export_folder(
+    config: str, overrides: list[str], *, to: Path, role: str, dtype: str, weights: str | None = None
+) -> Path:
+    """Write the folder and return its path. `weights`: `best` or `last`, None: those that the study keeps and measures.
+
+    ConfigError when the drafter is not there or `to` is not empty.
+    """
     out = _empty(to)
     study = open_study(config, overrides)
     source = _trained(study, role, config, overrides)
-    key = source.name
-    with quiet(), _writing(out) as partial:
+    known = read_facts(str(source))
+    step = step_of(known, weights)
+    vocab, revision = study.inputs.verifier.vocab, study.config.verifier.revision
+    with quiet(), _writing(out) as partial, weights_of(source, step, vocab) as chosen:
         verifier = materialise(study.config.verifier, study.workspace.models)
-        facts = {"role": role, "key": key, "seed": study.config.seed, "dtype": dtype}
-        revision = study.config.verifier.revision
-        export_drafter(source, partial, verifier=verifier, revision=revision, dtype=torch_dtype(dtype), facts=facts)
-        cells = measured_cells(study.workspace.root, study.keys.run, role)
+        facts = {"role": role, "key": source.name, "seed": study.config.seed, "dtype": dtype, "weights_step": step}
+        export_drafter(chosen, partial, verifier=verifier, revision=revision, dtype=torch_dtype(dtype), facts=facts)
+        measured = step == kept_step(known)
+        cells = measured_cells(study.workspace.root, study.keys.run, role) if measured else []
         card = render_card(card_facts(study, partial, config=Path(config).name, role=role, dtype=dtype), cells)
         (partial / "README.md").write_text(card, encoding="utf-8")
     return out
@@ -78,7 +87,7 @@ def card_facts(study: Study, folder: Path, *, config: str, role: str, dtype: str
         },
         "drafter": _drafter(folder, last),
         "targets": _targets(study),
-        "stages": _stages(study, role),
+        "stages": _stages(study, role, folder),
         "example": _example(study, last),
     }
 
@@ -112,29 +121,37 @@ def _corpus(corpus: CorpusConfig) -> str:
     return f"{hidden}{corpus.texts.source}{where} ({corpus.split} split)"
 
 
-def _stages(study: Study, role: str) -> list[dict[str, Any]]:
+def _stages(study: Study, role: str, exported: Path) -> list[dict[str, Any]]:
+    """Of each stage up to the exported one: what its folder says, its settings, and the step of its weights."""
     stages = {"base": (study.keys.base, study.config.base), "trained": (study.keys.trained, study.config.training)}
     return [
-        _stage(name, study.workspace.drafter(key), settings)
+        _stage(name, exported if name == role else study.workspace.drafter(key), settings)
         for name, (key, settings) in stages.items()
         if name == "base" or role == "trained"
     ]
 
 
 def _stage(name: str, folder: Path, settings: TrainingConfig | None) -> dict[str, Any]:
-    known = {"steps": "unknown", "trained_tokens": "unknown", "best_step": None} | read_facts(str(folder))
-    return {**known, "name": name, "training": settings.model_dump() if settings else None}
+    found = read_facts(str(folder))
+    measured = kept_step(found) or "unknown"
+    known = {"steps": "unknown", "trained_tokens": "unknown", "best_step": None, "weights_step": measured, **found}
+    training = settings.model_dump() if settings else None
+    return {**known, "measured_step": measured, "name": name, "training": training}
 
 
 def _example(study: Study, stage: TrainingConfig | None) -> dict[str, Any]:
-    """The settings of the card's examples: the smallest budget and the modes the drafter was trained for."""
+    """The settings of the card's examples: the smallest budget and the modes the drafter was trained for.
+
+    The full cache, written -1, is the smallest only where there is no other.
+    """
     gamma, extrapolate = study.config.grid.gammas[0], study.config.drafter.beyond_positions == "extrapolate"
     if stage is None or not stage.lam:
         chosen: dict[str, Any] = {"budget": "full", "cached": -1, "policy": "full", "position_mode": "absolute"}
     else:
-        keys = min(budget for budget, weight in stage.views.budgets.items() if weight)
+        drawn = [budget for budget, weight in stage.views.budgets.items() if weight and budget != FULL]
+        keys = min(drawn, default=FULL)
         policy, mode = (max(w, key=lambda k: w[k]) for w in (stage.views.policy, stage.views.position_mode))
-        name = "full" if keys < 0 else str(keys)
+        name = "full" if keys == FULL else str(keys)
         chosen = {"budget": name, "cached": keys, "policy": policy, "position_mode": mode}
     rule = stage.views if stage is not None else study.config.grid
     sizes = {name: getattr(rule, name) for name in ("chunk", "sinks", "recent", "window")}

@@ -20,6 +20,7 @@ from bdcore.targets.rows import TargetRows, id_counts
 from bdcore.training.checkpoint import Checkpoints, TrainingState
 from bdcore.training.loop import Stage, train
 from bdcore.training.processes import train_together
+from bdcore.training.weights import keep_other
 from tasks.progress import ArtifactRef, OnRecord, Progress, announce
 
 LOG = "training_log.json"
@@ -44,8 +45,9 @@ def train_drafter(
 
 
 def _drafter(study: Study, role: str, key: str, make: Any) -> ArtifactRef:
-    directory = study.workspace.drafter(key)
+    directory, checkpoints = study.workspace.drafter(key), _checkpoints(study, key)
     with exclusive(directory):
+        checkpoints.remove_partials()  # each as large as weights and optimizer, and no rerun writes the same name
         manifest = read_manifest(directory)
         announce(f"{role} drafter", directory, manifest)
         reused = manifest is not None
@@ -55,7 +57,7 @@ def _drafter(study: Study, role: str, key: str, make: Any) -> ArtifactRef:
                 facts = make(partial)
                 seconds = time.perf_counter() - start
                 write_manifest(partial, key, seconds=seconds, environment=environment(), **facts)
-        _checkpoints(study, key).remove()
+        checkpoints.remove()
     return ArtifactRef(str(directory), key, 0, reused)
 
 
@@ -76,7 +78,7 @@ def _make_base(
     state = TrainingState()
     if config.base is not None:
         state = _train(study, "base", drafter, config.base, Path(targets.path), study.keys.base, on_record)
-        _keep_other(study, study.keys.base, config.base, state, out)
+        keep_other(_checkpoints(study, study.keys.base), config.base, state, out)
     return _save(study, drafter, tokenizer, out, {**facts, "stage": "base"}, state)
 
 
@@ -110,7 +112,7 @@ def _make_trained(
     )
     stage = study.config.training
     state = _train(study, "trained", drafter, stage, Path(targets.path), study.keys.trained, on_record)
-    _keep_other(study, study.keys.trained, stage, state, out)
+    keep_other(_checkpoints(study, study.keys.trained), stage, state, out)
     _extend_positions(drafter, stage)
     facts = {k: v for k, v in read_facts(base.path).items() if k != "head_ids"}
     tokenizer = load_tokenizer(verifier.path, study.config.verifier.revision)
@@ -174,18 +176,6 @@ def _tell_end(role: str, config: TrainingConfig, state: TrainingState) -> None:
             "%s drafter: best validation %.1f %% at step %d; the weights of step %d are kept",
             *(role, 100 * state.best_score, state.best_step, kept),
         )
-
-
-OTHER = "other_weights.pt"
-"""The trained weights that did not become the drafter: the last ones where the best are kept, else the best."""
-
-
-def _keep_other(study: Study, key: str, config: TrainingConfig, state: TrainingState, out: Path) -> None:
-    if state.best_step in (0, state.step):
-        return
-    found = _checkpoints(study, key)
-    weights = torch.load(found.state if config.validation.keep == "best" else found.best, weights_only=True)["weights"]
-    torch.save(weights, out / OTHER)
 
 
 def _losses(record: dict[str, Any]) -> str:

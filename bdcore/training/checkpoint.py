@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bdcore.identity import atomic_path
+from bdcore.identity import atomic_path, remove_partials
 
 
 @dataclass
@@ -34,7 +34,14 @@ class Checkpoints:
     def best(self) -> Path:
         return self.state.with_suffix(".best.pt")
 
+    def remove_partials(self) -> None:
+        """Remove checkpoints that a killed run left half-written. Only under the lock of the stage's artifact."""
+        for path in (self.state, self.best):
+            remove_partials(path)
+
     def remove(self) -> None:
+        """Remove all of it, once the drafter is there. Only under the lock of the stage's artifact."""
+        self.remove_partials()
         for path in (self.state, self.best):
             path.unlink(missing_ok=True)
 

@@ -7,7 +7,6 @@ Legend: B batch, T positions, N tokens, E hidden width, V outputs of the drafter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 
 import torch
 import torch.nn.functional as F
@@ -161,77 +160,51 @@ def _pair(logprobs_NV: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     return torch.cat([label, logp_NK], 1), logprobs_NV.gather(-1, ids_NJ).clamp_min(_FLOOR)
 
 
-def token_loss(
-    logits_NV: Tensor, targets: Targets, weights: LossConfig, token_weights_N: Tensor | None = None
-) -> Tensor:
-    """The weighted sum of the losses of `weights`, times the weight of each token: (N,), 0 where not supervised.
+def token_loss(logits_NV: Tensor, targets: Targets, weights: LossConfig) -> Tensor:
+    """The sum of the losses by their `weights`: (N,), 0 where not supervised. Every supervised token weighs the same.
 
     In fp32 (fp64 for fp64 logits). Losses of weight 0 are not computed.
     """
     logprobs = _precise(logits_NV).log_softmax(-1)
     terms = [weight * LOSSES[name](logprobs, targets) for name, weight in weights.model_dump().items() if weight]
-    loss_N = torch.stack(terms).sum(0)
-    if token_weights_N is not None:
-        loss_N = loss_N * token_weights_N
-    return torch.where(targets.supervised, loss_N, 0)
+    return torch.where(targets.supervised, torch.stack(terms).sum(0), 0)
 
 
 def _precise(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def head_loss(
-    head: Head,
-    hidden_BTE: Tensor,
-    targets: Targets,
-    weights: LossConfig,
-    *,
-    chunk: int = 512,
-    token_weights_BT: Tensor | None = None,
-) -> LossSum:
+def head_loss(head: Head, hidden_BTE: Tensor, targets: Targets, weights: LossConfig, *, chunk: int = 512) -> LossSum:
     """`head_loss_reference` in the memory of `chunk` tokens' logits: the head reads at most that many at a time, and
     its logits are computed again in the backward pass. `head` must give the same logits both times.
     """
     piece_loss = partial(checkpoint, _piece_loss, use_reentrant=False) if torch.is_grad_enabled() else _piece_loss
-    pieces = _pieces(hidden_BTE, targets, token_weights_BT, chunk)
+    pieces = _pieces(hidden_BTE, targets, chunk)
     return _added([piece_loss(head, weights, *piece) for piece in pieces], hidden_BTE, targets)
 
 
-def head_loss_reference(
-    head: Head,
-    hidden_BTE: Tensor,
-    targets: Targets,
-    weights: LossConfig,
-    *,
-    token_weights_BT: Tensor | None = None,
-) -> LossSum:
+def head_loss_reference(head: Head, hidden_BTE: Tensor, targets: Targets, weights: LossConfig) -> LossSum:
     """The summed loss of hidden states through the output head ((N, E) to logits (N, V)), eager and in one piece.
 
-    Only supervised positions reach the head. Token weights scale `total` alone: `tokens` stays a count.
+    Only supervised positions reach the head.
     """
-    pieces = _pieces(hidden_BTE, targets, token_weights_BT, targets.labels.numel())
+    pieces = _pieces(hidden_BTE, targets, targets.labels.numel())
     return _added([_piece_loss(head, weights, *piece) for piece in pieces], hidden_BTE, targets)
 
 
-Piece = tuple[Tensor, Targets, Tensor | None]
-
-
-def _pieces(hidden_BTE: Tensor, targets: Targets, token_weights_BT: Tensor | None, size: int) -> Iterator[Piece]:
-    """Hidden states, targets and weights of the supervised tokens, at most `size` at a time."""
+def _pieces(hidden_BTE: Tensor, targets: Targets, size: int) -> Iterator[tuple[Tensor, Targets]]:
+    """Hidden states and targets of the supervised tokens, at most `size` at a time."""
     mask = targets.supervised
     hidden_NE, picked = hidden_BTE[mask], targets.picked(mask)
     if not len(hidden_NE):
         return iter(())
-    weights = repeat(None) if token_weights_BT is None else token_weights_BT[mask].split(size)
-    return zip(hidden_NE.split(size), picked.split(size), weights, strict=False)
+    return zip(hidden_NE.split(size), picked.split(size), strict=True)
 
 
-def _piece_loss(
-    head: Head, weights: LossConfig, hidden_NE: Tensor, targets: Targets, token_weights_N: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _piece_loss(head: Head, weights: LossConfig, hidden_NE: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """Summed loss and agreement of some tokens."""
     logits_NV = head(hidden_NE)
-    total = token_loss(logits_NV, targets, weights, token_weights_N).sum()
+    total = token_loss(logits_NV, targets, weights).sum()
     return total, (logits_NV.argmax(-1) == targets.labels).sum()
 
 

@@ -135,6 +135,24 @@ def test_failed_save_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     assert path.read_bytes() == whole and [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
+def test_half_written_checkpoints_of_killed_runs_are_removed_and_nothing_else(tmp_path):
+    found, other = Checkpoints(tmp_path / ".key[1].checkpoint.pt"), Checkpoints(tmp_path / ".key[2].checkpoint.pt")
+    for checkpoints in (found, other):
+        model, optimizer = pair()
+        checkpoint.save(checkpoints.state, TrainingState(1, []), model, optimizer)
+        checkpoint.save_weights(checkpoints.best, model)
+    whole = {p.name for p in tmp_path.iterdir()}
+    for path, pid in ((found.state, 1), (found.best, os.getpid()), (other.state, 2)):
+        path.with_name(f".{path.name}.{pid}.partial").write_bytes(b"half")
+    found.remove_partials()
+    assert {p.name for p in tmp_path.iterdir()} == whole | {"..key[2].checkpoint.pt.2.partial"}
+    assert checkpoint.load(found.state, *pair()).step == 1
+    found.remove()
+    assert {p.name for p in tmp_path.iterdir()} == {n for n in whole if "[2]" in n} | {
+        "..key[2].checkpoint.pt.2.partial"
+    }
+
+
 # B33: tied embeddings.
 
 LOAD = """

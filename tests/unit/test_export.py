@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 from typer.testing import CliRunner
 
@@ -24,7 +24,7 @@ from bdcore.models.loading import load_model, load_tokenizer
 from bdcore.schema import SAMPLES, write_rows
 from bdcore.study import open_study
 from flows.cli import app
-from flows.exporting import _targets
+from flows.exporting import _example, _targets
 from reports.card import acceptance, measured_cells, weights
 from tests.conftest import noisy_copy, tiny_llama
 from tests.tiny import byte_tokenizer, write_study
@@ -64,8 +64,16 @@ def study(home, study_file):
         }
         folder = study.workspace.drafter(key)
         save_drafter(drafter, folder, tokenizer=byte_tokenizer(), facts=facts)
+        if role == "trained":  # step 3 was kept, step 2 validated best
+            torch.save({"weights": dict(best_weights(drafter))}, folder / "other_weights.pt")
         write_manifest(folder, key)
     return study
+
+
+def best_weights(drafter):
+    """What training changes: everything but the embedding."""
+    best = noisy_copy(drafter.model, 0.02, seed=2)
+    return ((name, p.detach()) for name, p in best.named_parameters() if "embed_tokens" not in name)
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +193,15 @@ def test_assisted_generation_of_transformers_is_the_verifiers_greedy_text(export
         assert calls and torch.equal(together, verifier.generate(ids, **how))
 
 
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
 def test_bfloat16_is_the_same_drafter_in_every_tensor(study, study_file, ours, tmp_path):
     assert call("export", str(study_file), "--to", str(tmp_path / "half"), "--dtype", "bfloat16").exit_code == 0
-    with safe_open(tmp_path / "half" / "model.safetensors", "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
-    assert torch.equal(tensors["lm_head.weight"][IDS], ours.model.lm_head.weight.bfloat16())
+    half = tensors(tmp_path / "half")
+    assert {t.dtype for t in half.values()} == {torch.bfloat16}
+    assert torch.equal(half["lm_head.weight"][IDS], ours.model.lm_head.weight.bfloat16())
     assert "bfloat16" in (tmp_path / "half" / "README.md").read_text()
 
 
@@ -200,6 +211,46 @@ def test_the_base_drafter_is_exported_by_its_role(study, study_file, tmp_path):
     card = (tmp_path / "base" / "README.md").read_text()
     assert "4321 supervised tokens" in card and "8765" not in card and "No sparse views" in card
     assert "--budget full" in card and 'Selection("full",' in card
+
+
+def test_the_best_and_the_last_weights_are_exported_by_name(study, study_file, exported, ours, tmp_path):
+    for which in ("best", "last"):
+        assert call("export", str(study_file), "--to", str(tmp_path / which), "--weights", which).exit_code == 0
+    kept, best, last = (tensors(folder) for folder in (exported, tmp_path / "best", tmp_path / "last"))
+    expected = dict(best_weights(ours))
+    assert kept.keys() == best.keys() and all(torch.equal(kept[name], last[name]) for name in kept)
+    assert torch.equal(best["model.embed_tokens.weight"], kept["model.embed_tokens.weight"])
+    assert torch.equal(best["lm_head.weight"][IDS], expected.pop("lm_head.weight"))
+    assert all(torch.equal(best[name], p) for name, p in expected.items()) and len(expected) > 20
+    facts = [json.loads((tmp_path / which / "drafter.json").read_text()) for which in ("best", "last")]
+    assert [f["weights_step"] for f in facts] == [2, 3] and facts[0]["head_ids"] == IDS.tolist()
+
+
+def test_the_card_of_other_weights_says_so_and_shows_no_grid_of_the_kept_ones(study, study_file, tmp_path):
+    same = {"run_key": study.keys.run, "context": 64, "gamma": 3, "drafter_name": "trained"}
+    folder = study.workspace.samples(study.keys.run)
+    write_rows(folder / "part-0.parquet", [sample(doc=0, budget=-1, accepted=36, **same)], SAMPLES)
+    try:
+        assert call("export", str(study_file), "--to", str(tmp_path / "x"), "--weights", "best").exit_code == 0
+        card = (tmp_path / "x" / "README.md").read_text()
+    finally:
+        (folder / "part-0.parquet").unlink()
+    assert "Steps: 3 of 4, the weights of step 2 (the best validation); 8765 supervised tokens" in card
+    assert "Steps: 3 of 4; 4321 supervised tokens" in card, "the base drafter it was trained from is the kept one"
+    assert "the study's grid has those of step 3" in card and "90.0" not in card
+
+
+def test_best_weights_of_a_drafter_that_was_not_validated_are_refused(study, study_file, tmp_path):
+    path = study.workspace.drafter(study.keys.base) / "drafter.json"
+    before = path.read_text()
+    text = before.replace('"best_step": 2', '"best_step": 0')  # the manifest knows its size
+    path.write_text(text)
+    try:
+        result = call("export", str(study_file), "--to", str(tmp_path / "x"), "--role", "base", "--weights", "best")
+    finally:
+        path.write_text(before)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and not (tmp_path / "x").exists()
+    assert "--weights best: this drafter was not validated" in result.stderr
 
 
 # --- vocabularies and tied embeddings
@@ -254,7 +305,7 @@ def test_a_place_that_cannot_be_written_is_one_line(study, study_file, tmp_path)
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "cannot be written" in result.stderr
 
 
-@pytest.mark.parametrize(("option", "value"), [("--role", "both"), ("--dtype", "float16")])
+@pytest.mark.parametrize(("option", "value"), [("--role", "both"), ("--dtype", "float16"), ("--weights", "first")])
 def test_illegal_options_name_the_legal_ones(study_file, tmp_path, option, value):
     result = call("export", str(study_file), "--to", str(tmp_path / "x"), option, value)
     assert result.exit_code == 2 and f"{option} {value}: one of" in result.stderr
@@ -286,6 +337,8 @@ def test_the_card_names_the_facts(exported, study):
         "Steps: 3 of 4; 8765 supervised tokens",
         "prefix 64 (0.5), 96 (0.5) + continuation 16 tokens",
         "Loss on sparse views, weight 0.5: ce (0.5), kl (0.5)",
+        "mixture forced (0.8), repeated (0.2); drawn with training seed 0",
+        "Gradients through the keys and values that a view keeps: none (`detach_prefix`)",
         "budgets 32 (0.5), 48 (0.5) keys; policy attention_mass; positions absolute",
         "| Seed | 1 |",
         "full cache and absolute positions",
@@ -315,6 +368,13 @@ def test_the_cards_command_is_a_command(exported, study, study_file, monkeypatch
     result = call("generate", prompt, *rest.split(), "--new-tokens", "8")
     assert result.exit_code == 0, result.output
     assert "budget 32" in result.stdout and "equal to the verifier alone" in result.stdout
+
+
+@pytest.mark.parametrize(("budgets", "chosen"), [({-1: 0.5, 48: 0.3, 32: 0.2, 16: 0.0}, 32), ({-1: 1.0}, -1)])
+def test_the_cards_example_takes_the_smallest_sparse_budget(study, budgets, chosen):
+    views = study.config.training.views.model_copy(update={"budgets": budgets})
+    found = _example(study, study.config.training.model_copy(update={"views": views}))
+    assert (found["cached"], found["budget"]) == (chosen, "full" if chosen < 0 else str(chosen))
 
 
 def test_the_license_comes_from_the_verifiers_card(study, tmp_path):

@@ -141,24 +141,6 @@ def test_every_configured_loss_exists_and_weight_0_is_not_computed(monkeypatch):
     assert float(token_loss(Q, plain([0]), LossConfig(ce=0, lk=1))) == pytest.approx(-log(0.4))
 
 
-def test_token_weights_scale_losses_and_not_counts(head):
-    hidden, targets = torch.randn(2, 4, 8), random_targets(2, 4)
-    weights = torch.tensor([[1.0, 0.0, 2.0, 5.0], [0.5, 1.0, 1.0, 5.0]])
-    expected = sum(
-        weights[b, t] * head_loss_reference(head, hidden[b : b + 1, t : t + 1], _at(targets, b, t), EACH[-1]).total
-        for b in range(2)
-        for t in range(3)
-    )
-    for loss in (head_loss, head_loss_reference):
-        out = loss(head, hidden, targets, EACH[-1], token_weights_BT=weights)
-        torch.testing.assert_close(out.total, expected)
-        assert out.tokens == 6
-
-
-def _at(targets, b, t):
-    return Targets(*(part[b : b + 1, t : t + 1] for part in vars(targets).values()))
-
-
 def test_slices_and_picks_keep_labels_and_top_k_together():
     targets = random_targets(2, 6)
     part = targets[1:4]
@@ -215,14 +197,12 @@ def results(loss, head, hidden, targets, weights, **options):
 @pytest.mark.parametrize("weights", EACH, ids=str)
 def test_lean_loss_is_the_eager_one(head, weights, chunk):
     hidden, targets = torch.randn(2, 9, 8), random_targets(2, 9)
-    scale = torch.rand(2, 9)
-    for options in ({}, {"token_weights_BT": scale}):
-        lean, lean_grads = results(head_loss, head, hidden, targets, weights, chunk=chunk, **options)
-        eager, eager_grads = results(head_loss_reference, head, hidden, targets, weights, **options)
-        torch.testing.assert_close(lean.total, eager.total, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(lean_grads, eager_grads, rtol=1e-5, atol=1e-7)
-        assert (lean.tokens, lean.agreed) == (eager.tokens, eager.agreed) and lean.tokens == 14
-        assert not lean_grads[1][targets.labels == IGNORE].any()
+    lean, lean_grads = results(head_loss, head, hidden, targets, weights, chunk=chunk)
+    eager, eager_grads = results(head_loss_reference, head, hidden, targets, weights)
+    torch.testing.assert_close(lean.total, eager.total, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lean_grads, eager_grads, rtol=1e-5, atol=1e-7)
+    assert (lean.tokens, lean.agreed) == (eager.tokens, eager.agreed) and lean.tokens == 14
+    assert not lean_grads[1][targets.labels == IGNORE].any()
 
 
 @pytest.mark.parametrize("loss", [head_loss, head_loss_reference])
