@@ -161,6 +161,12 @@ def _end_with(launcher: tuple[int, float]) -> None:
         time.sleep(0.5)
 
 
+def _tell(record: Any) -> None:
+    """A line for the launcher, written at once: a line and its end apart would mix with those of other processes."""
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+
+
 def main(order_file: str) -> None:
     """A single process of the team."""
     order = _Order(**json.loads(Path(order_file).read_text()))
@@ -182,11 +188,11 @@ def main(order_file: str) -> None:
             team,
         )
         try:
-            train(stage, on_step=lambda record: print(json.dumps(record), flush=True))
+            train(stage, on_step=_tell)
         except Interrupted:
             sys.exit(128 + signal.SIGTERM)
         except Exception as error:
-            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+            _tell({"error": f"{type(error).__name__}: {error}"})
             raise
 
 
