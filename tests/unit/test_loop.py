@@ -142,6 +142,26 @@ def test_pruned_head_is_trained_on_what_it_can_say(tmp_path):
     assert all(0 < r["tokens"] < 16 for r in log) and not any(r["skipped"] for r in log)
 
 
+@pytest.mark.parametrize("supervise", ["continuation", "all", "dense"])
+def test_gradient_checkpointing_trains_the_same_with_each_layer_read_again(tmp_path, supervise):
+    found = []
+    for again in (False, True):
+        drafter, calls = fresh_drafter(), Counter()
+        drafter.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, seen=calls: seen.update(["mlp"]))
+        config = stage(steps=3, supervise=supervise, gradient_checkpointing=again, validation={"sequences": 0})
+        log = run(tmp_path / str(again), drafter, rows(3), config)
+        assert [r["skipped"] for r in log] == [False] * 3
+        found.append((calls["mlp"], log, weights(drafter)))
+    (once, plain, without), (twice, other, with_it) = found
+    forwards = 3 if supervise == "continuation" else 2  # the prefix is read without gradients, so never again
+    assert once == 3 * forwards and twice == once + 3 * 2
+    for mine, theirs in zip(other, plain, strict=True):
+        assert mine["loss_a"] == pytest.approx(theirs["loss_a"], rel=1e-5)
+        assert mine["loss_c"] == pytest.approx(theirs["loss_c"], rel=1e-5)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    assert all(torch.allclose(with_it[n], p, rtol=1e-4, atol=1e-6) for n, p in without.items())
+
+
 def test_rate_warms_up_and_falls_to_zero():
     config = stage(steps=20, warmup=4)
     factors = [rate(step, config) for step in range(21)]

@@ -285,10 +285,15 @@ def kv_weights(model):
     return [attention.k_proj.weight, attention.v_proj.weight]
 
 
+MODES = ["absolute", "in_cache"]
+"""`in_cache` turns kept keys by another rotation, which gradients must pass as well."""
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("policy", ["attention_mass", "sink_recent"])
 @pytest.mark.parametrize("detach", [False, True])
-def test_gradient_through_the_prefix_equals_a_reference_without_cache(policy, detach):
-    config, ids = tight(views={"policy": policy}), token_ids(24)
+def test_gradient_through_the_prefix_equals_a_reference_without_cache(policy, detach, mode):
+    config, ids = tight(views={"policy": policy, "position_mode": mode}), token_ids(24)
     drafter, batch = double_drafter(), batch_of(ids)
     got = torch.autograd.grad(sparse_loss(drafter, batch, config, detach), kv_weights(drafter.model))
     logits = reference_logits(drafter.model, ids, prefix=16, config=config, budget=8, detach=detach)
@@ -300,10 +305,11 @@ def test_gradient_through_the_prefix_equals_a_reference_without_cache(policy, de
         assert (mine - theirs).norm() / theirs.norm() < 1e-6
 
 
-def test_detached_gradient_differs_from_the_one_through_the_prefix():
-    drafter, batch = double_drafter(), batch_of(token_ids(24))
+@pytest.mark.parametrize("mode", MODES)
+def test_detached_gradient_differs_from_the_one_through_the_prefix(mode):
+    drafter, batch, config = double_drafter(), batch_of(token_ids(24)), tight(views={"position_mode": mode})
     through, cut = (
-        torch.autograd.grad(sparse_loss(drafter, batch, tight(), d), kv_weights(drafter.model)) for d in (False, True)
+        torch.autograd.grad(sparse_loss(drafter, batch, config, d), kv_weights(drafter.model)) for d in (False, True)
     )
     for a, b in zip(through, cut, strict=True):
         assert (a - b).norm() / a.norm() > 1e-2
@@ -313,9 +319,10 @@ FAR_FROM_TIES = 1
 """Tokens whose chunks are chosen the same way on both sides of the step."""
 
 
-def test_gradient_through_the_prefix_equals_central_differences():
+@pytest.mark.parametrize("mode", MODES)
+def test_gradient_through_the_prefix_equals_central_differences(mode):
     ids = token_ids(24, seed=FAR_FROM_TIES)
-    drafter, batch, config = double_drafter(), batch_of(ids), tight()
+    drafter, batch, config = double_drafter(), batch_of(ids), tight(views={"position_mode": mode})
     weights = kv_weights(drafter.model)
     grads = torch.autograd.grad(sparse_loss(drafter, batch, config, False), weights)
 
@@ -335,8 +342,9 @@ def test_gradient_through_the_prefix_equals_central_differences():
         assert (up - down) / (2 * 4e-3) == pytest.approx(float(grad.norm()), rel=1e-3)
 
 
-def test_dropped_positions_get_exactly_no_gradient():
-    drafter, ids, config = double_drafter(), token_ids(24), tight()
+@pytest.mark.parametrize("mode", MODES)
+def test_dropped_positions_get_exactly_no_gradient(mode):
+    drafter, ids, config = double_drafter(), token_ids(24), tight(views={"position_mode": mode})
     model = drafter.model
     view = prefix_of(model, ids, 16, config)
     leaves = detached(view)
