@@ -156,7 +156,7 @@ def _cells(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=f"{name}: acceptance = accepted / drafted, 95 % intervals over prompts")
     several = any(row["setting"] for row in rows)
     for column in ("method", *(["setting"] if several else [])):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "method")
     for column in ("context", "budget", "gamma", "acceptance", "tokens/round", "decode speedup", "equal to ar"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
