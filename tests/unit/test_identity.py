@@ -270,8 +270,8 @@ def test_runtime_says_why(tmp_path):
 
 
 def test_settings_that_came_later_leave_the_keys_of_the_cpu_study_alone():
-    """What its stages hash: hours of targets and training hang on it. A new setting must leave itself out of the dump at
-    its default."""
+    """What its stages hash: hours of targets and training hang on it. A new setting must leave itself out of the dump
+    at its default."""
     config = load_config(Path(__file__).parents[2] / "configs" / "cpu.yaml")
     sections = {name: digest(getattr(config, name)) for name in ("targets", "drafter", "base", "training", "grid")}
     assert sections == {
