@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from bdcore.collapse.pairing import difference
-from bdcore.collapse.ratios import ratio_of_sums
+from bdcore.collapse.pairing import difference, pooled
 from bdcore.documents import Prompt
 from bdcore.evaluation.cell import cache_plan
 from bdcore.evaluation.texts import documents_of
@@ -156,7 +155,7 @@ def rows(table: Table, reference: str | None) -> list[dict[str, Any]]:
     """Agreement with its interval over documents, and the paired difference to the reference in the same view."""
     out: list[dict[str, Any]] = []
     for (name, group, view, context), sums in sorted(table.items()):
-        one = ratio_of_sums([a for a, _ in sums], [b for _, b in sums])
+        one = pooled(sums)
         budget, policy, mode = view.split(",")
         row = {"drafter": name, "corpus": group, "context": int(context), "budget": budget, "policy": policy}
         row |= {"position_mode": mode, "n": len(sums), "tokens": sum(b for _, b in sums)}

@@ -70,7 +70,7 @@ PARTS = (
     Part(GROWS, "rows checked and written to Parquet", ["tasks.evaluation:write_rows"]),
     Part(GROWS, "progress: log lines, artifacts", ["tasks.evaluation:Progress.__call__"]),
     Part(GROWS, "prompts cut from documents", ["tasks.evaluation:_disjoint"]),
-    Part(GROWS, "finished files looked for", ["tasks.evaluation:_finished", "tasks.evaluation:_failures"]),
+    Part(GROWS, "finished files looked for", ["tasks.evaluation:_kept", "tasks.evaluation:_failures"]),
     Part(GROWS, "MLflow: curves of every method", ["flows.evaluation:record_grid"]),
     Part(GROWS, "cells and intervals by DuckDB, twice", ["tasks.recording:summary_rows", "reports.build:summary_rows"]),
     Part(

@@ -6,7 +6,8 @@ Not a proof: a drafter may guess what the cut verifier gets wrong, and it need n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bdcore.collapse import Estimate, quotient, ratio_of_sums
+from bdcore.collapse import Estimate, quotient
+from bdcore.collapse.pairing import pooled
 from bdcore.schema import SELF
 from reports.series import Series, aligned, scene_of
 
@@ -47,6 +48,6 @@ def _ceiling(series: Series, top: Series) -> Ceiling:
         series["policy"],
         series["position_mode"],
         series["gamma"],
-        *(ratio_of_sums([a for a, _ in sums], [b for _, b in sums]) for sums in (mine, highest)),
+        *(pooled(sums) for sums in (mine, highest)),
         quotient(mine, highest),
     )

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bdcore.collapse import MIN_PROMPTS, Estimate
-from bdcore.collapse.pairing import Sums, difference
-from bdcore.collapse.ratios import ratio_of_sums
+from bdcore.collapse.pairing import difference, pooled
 from bdcore.schema import FULL_BUDGET
-from reports.figures import DASHES, MARKERS, MAX_PANELS, PALETTE, context_axis, wrapped
+from reports.figures import DASHES, MAX_PANELS, context_axis, look, wrapped
 from reports.panels import budget_label, legend_beside, panel_row
 from reports.series import SCENE, Series, aligned, grouped, plain, scene_of
 from reports.svg import Drawing, draw
@@ -57,7 +56,7 @@ def _beside(mine: Series, group: Iterable[Series]) -> Upper | None:
         for s in group
         if s["drafter_name"] != mine["drafter_name"] and s["budget"] in (mine["budget"], FULL_BUDGET)
     ]
-    measured = [(_ratio(theirs), s, ours, theirs) for s, ours, theirs in others]
+    measured = [(pooled(theirs), s, ours, theirs) for s, ours, theirs in others]
     measured = [m for m in measured if m[0].value is not None]
     if not measured:
         return None
@@ -70,16 +69,12 @@ def _beside(mine: Series, group: Iterable[Series]) -> Upper | None:
         mine["budget"],
         _view(mine),
         mine["gamma"],
-        _ratio(ours),
+        pooled(ours),
         f"{best['drafter_name']}, {_view(best)}",
         best_acceptance,
         gap,
         _verdict(gap),
     )
-
-
-def _ratio(sums: Sequence[Sums]) -> Estimate:
-    return ratio_of_sums([top for top, _ in sums], [bottom for _, bottom in sums])
 
 
 def _view(series: Series) -> str:
@@ -111,11 +106,11 @@ def upper_curves(found: Sequence[Upper]) -> Drawing | None:
         here = [u for u in found if (u.drafter, u.scene) == (drafter, scene) and u.setting in (setting, "full cache")]
         for i, budget in enumerate(budgets):
             line = sorted((u for u in here if u.budget == budget), key=lambda u: u.context)
-            look = {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4.5}
+            drawn, dotted = ({**look(i), "linestyle": dash, "markersize": 4.5} for dash in (DASHES[0], DASHES[3]))
             label, xs = f"budget {budget_label(budget)}", [u.context for u in line]
-            ax.plot(xs, [100 * (u.acceptance.value or 0) for u in line], DASHES[0], label=label, **look)
+            ax.plot(xs, [100 * (u.acceptance.value or 0) for u in line], label=label, **drawn)
             best = [100 * (u.best_acceptance.value or 0) for u in line]
-            ax.plot(xs, best, DASHES[3], label=f"{label}: best without", alpha=0.7, **look)
+            ax.plot(xs, best, label=f"{label}: best without", alpha=0.7, **dotted)
             told += [f"{drafter}, {label}, {u.context} tokens: {u.verdict} the best of the others" for u in line]
         context_axis(ax, sorted({u.context for u in here}))
         ax.set_title(wrapped(f"{drafter}, {scene}, {setting}"))

@@ -64,9 +64,8 @@ def measure_context(study: Study, found: GridInputs, context: int) -> GridSlice:
 
     warm: list[str] = []
 
-    def measure(prompt: Prompt, path: Path, step: Step) -> int:
+    def measure(prompt: Prompt, path: Path, samples: list[Row], step: Step) -> int:
         shared = study.workspace.rounds(study.keys.run) / path.name
-        samples = _measured(path, prompt)
         kept = {row["cell_key"] for row in samples}
         rounds = [row for row in (read_rows(shared, ROUNDS) or []) if row["cell_key"] in kept] if kept else []
 
@@ -98,7 +97,7 @@ def measure_replay(study: Study, found: GridInputs) -> GridSlice:
     def documents(tokenizer: Any, seed: int) -> list[Prompt]:
         return documents_of(grid, study.inputs.corpora, tokenizer, seed)
 
-    def measure(document: Prompt, path: Path, step: Step) -> int:
+    def measure(document: Prompt, path: Path, _: list[Row], step: Step) -> int:
         shared = _known_path(study, document)
         known = _read_known(shared)
         samples, rounds = replay(
@@ -140,27 +139,31 @@ def _measure(
     name: str,
     texts: Callable[[Any, int], list[Prompt]],
     every: list[Cell],
-    measure: Callable[[Prompt, Path, Step], int],
+    measure: Callable[[Prompt, Path, list[Row], Step], int],
     *,
     steps: tuple[int, str],
 ) -> GridSlice:
     """One file of sample rows per text, those of an earlier run kept. `steps`: how many of each, and of what.
 
-    `measure` writes the file of a text and returns how many samples it measured.
+    `measure` is told the samples that are kept of a text, writes its file, and returns how many it measured.
     """
     with exclusive(study.workspace.samples(study.keys.run)), quiet():
         prompts = _disjoint(study, found, texts)
         paths = [_file(study, name, i) for i in range(len(prompts))]
-        done = [_finished(path, prompt, every) for path, prompt in zip(paths, prompts, strict=True)]
+        todo = [
+            (prompt, path, kept)
+            for prompt, path in zip(prompts, paths, strict=True)
+            if not _finished(kept := _kept(path, prompt), every)
+        ]
         each, unit = steps
-        progress = Progress(f"grid-{name}", f"grid, {name}", each * len(prompts), unit, done=each * sum(done))
-        count = itertools.count(each * sum(done) + 1)
+        done = each * (len(prompts) - len(todo))
+        progress = Progress(f"grid-{name}", f"grid, {name}", each * len(prompts), unit, done=done)
+        count = itertools.count(done + 1)
 
         def step(note: str) -> None:
             progress(next(count), note)
 
-        todo = [(prompt, path) for prompt, path, finished in zip(prompts, paths, done, strict=True) if not finished]
-        measured = sum(measure(prompt, path, step) for prompt, path in todo)
+        measured = sum(measure(prompt, path, kept, step) for prompt, path, kept in todo)
         return GridSlice(name, len(every) * len(prompts), _failures(paths), measured)
 
 
@@ -200,12 +203,12 @@ def _file(study: Study, name: str, index: int) -> Path:
     return study.workspace.samples(study.keys.run) / f"part-{name}-{corpus:02d}-{document:04d}.parquet"
 
 
-def _finished(path: Path, prompt: Prompt, every: list[Cell]) -> bool:
-    """Whether an earlier run measured this text under every cell. Failed cells are measured again."""
-    return {row["cell_key"] for row in _measured(path, prompt)} == {cell.key for cell in every}
+def _finished(kept: list[Row], every: list[Cell]) -> bool:
+    """Whether an earlier run measured a text under every cell. Failed cells are measured again."""
+    return {row["cell_key"] for row in kept} == {cell.key for cell in every}
 
 
-def _measured(path: Path, prompt: Prompt) -> list[Row]:
+def _kept(path: Path, prompt: Prompt) -> list[Row]:
     """The samples of this text that an earlier run finished; none where its file is damaged."""
     rows = read_rows(path, SAMPLES) if path.is_file() else []
     if rows is None:

@@ -57,8 +57,7 @@ class Budgets:
         A document is drawn with all its budgets. Deviations are widened by sqrt(n / (n - 1)), since documents drawn
         from n documents vary less than documents drawn anew.
         """
-        half = len(self.names)
-        drawn = resampled(lambda sums: sums[:half] / sums[half:], self.columns, resamples=resamples, seed=seed)
+        drawn = resampled(lambda sums: ratios(*sums[..., None]), self.columns, resamples=resamples, seed=seed)
         return null[:, None] + np.sqrt(self.n / (self.n - 1)) * (drawn - self.acceptance[:, None])
 
 

@@ -8,9 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate, Floats, Statistic, estimate
+from bdcore.collapse.ratios import ratio_of_sums
 
 Sums = tuple[float | None, float | None]
 """Numerator and denominator of one document, such as accepted and drafted tokens."""
+
+
+def pooled(sums: Sequence[Sums]) -> Estimate:
+    """sum / sum over the documents of one setting: `ratio_of_sums` of their pairs."""
+    return ratio_of_sums([top for top, _ in sums], [bottom for _, bottom in sums])
 
 
 def difference(

@@ -51,8 +51,8 @@ def permutation_test(
     """Paired two-sided permutation test of sum / sum; entry i of both is the same document.
 
     A document's pairs (accepted, drafted) trade places as a whole, which is a sign-flip test that also holds for ratios
-    of sums. Documents where either is undefined are left out. Above `resamples` swaps a
-    random sample of them is drawn, and p is never 0.
+    of sums. Documents where either is undefined are left out. Above `resamples` swaps
+    a random sample of them is drawn, and p is never 0.
     """
     table = complete(first, second)
     n = table.shape[1]

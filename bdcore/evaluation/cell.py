@@ -116,11 +116,10 @@ def _measure_group(
             alone += [decoded] if i == 0 else []
             found += [_Timed(cell, decoded, len(alone))] if cell in left else []
         on_cell(cell)
-        last = cell is todo[-1]
-        if alone and i and (i % bench.config.grid.ar_every == 0 or last):
-            with suppress(Exception):  # without it the cells before are compared with the timing before them
-                alone.append(_decode(bench, reader.get(), prompt, cells[0]))
-        if last or (i and i % bench.config.grid.ar_every == 0):
+        if cell is todo[-1] or (i and i % bench.config.grid.ar_every == 0):
+            if alone and i:
+                with suppress(Exception):  # without it the cells before are compared with the timing before them
+                    alone.append(_decode(bench, reader.get(), prompt, cells[0]))
             rows = [_rows(bench, prompt, entry, alone) for entry in found]
             yield [row for row, _ in rows], [record for _, records in rows for record in records]
             found = []
