@@ -66,8 +66,11 @@ def measure_context(study: Study, found: GridInputs, context: int) -> GridSlice:
 
     def measure(prompt: Prompt, path: Path, samples: list[Row], step: Step) -> int:
         shared = study.workspace.rounds(study.keys.run) / path.name
+        rounds = read_rows(shared, ROUNDS) if samples else []
+        if rounds is None:  # a sample is kept with its rounds or not at all
+            samples, rounds = [], []
         kept = {row["cell_key"] for row in samples}
-        rounds = [row for row in (read_rows(shared, ROUNDS) or []) if row["cell_key"] in kept] if kept else []
+        rounds = [row for row in rounds if row["cell_key"] in kept]
 
         def told(cell: Cell) -> None:
             step(f"{cell.method} on {prompt.doc_id}")
