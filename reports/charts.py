@@ -42,7 +42,7 @@ def attribution_bars(swaps: Sequence[Swaps]) -> Drawing | None:
     if not shown:
         return None
     heights = [0.34 * (len(s.found.swaps) + 1) + 1.1 for s in shown]
-    figure = Figure(figsize=(8.2, sum(heights)), layout="constrained")
+    figure = Figure(figsize=(8.2, sum(heights)))
     axes = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights).ravel().tolist()
     told: list[str] = []
     for ax, one in zip(axes, shown, strict=True):
@@ -183,7 +183,7 @@ def break_even_map(worth: Sequence[Worth]) -> Drawing | None:
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
     deep = max(len({w.budget for w in g}) for g in groups)
-    figure = Figure(figsize=(3.5 * columns + 0.8, (0.5 * deep + 1.5) * rows), layout="constrained")
+    figure = Figure(figsize=(3.5 * columns + 0.8, (0.5 * deep + 1.5) * rows))
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     told: list[str] = []
     for ax, group in zip(axes, groups, strict=False):

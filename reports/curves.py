@@ -136,7 +136,7 @@ def _figure(
 ) -> Drawing:
     """A grid of panels with one scale. `over`: the column of the x axis, `context` or `budget`."""
     height, width = len(panels), max(map(len, panels))
-    figure = Figure(figsize=(2.5 * width + 2.4, 2.4 * height + 0.8), layout="constrained")
+    figure = Figure(figsize=(2.5 * width + 2.4, 2.4 * height + 0.8))
     axes = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
     every = [row for line in panels for _, rows in line for row in rows]
     positions = _axis(axes[0, 0], sorted({row[over] for row in every}, key=lambda v: (v < 0, v)), over)

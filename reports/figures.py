@@ -207,7 +207,7 @@ def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
         wrapped(", ".join(part for part in (name, scene, f"gamma {smallest[scene]}") if part)) for scene, name in keys
     ]
     height = 0.5 * budgets + 1.0 + 0.2 * max(title.count("\n") + 1 for title in titles)
-    figure = Figure(figsize=(3.3 * columns + 0.8, height * rows + 0.3), layout="constrained")
+    figure = Figure(figsize=(3.3 * columns + 0.8, height * rows + 0.3))
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     told = []
     for ax, (scene, name), title in zip(axes, keys, titles, strict=False):
@@ -246,7 +246,7 @@ def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
     bars = max(sum(c.row["context"] == context for c in timed) for context in contexts)
     lines = 1 + max(_bar(c).count("\n") for c in timed)
     size = (3.6 * len(contexts) + 1.6, (0.18 + 0.16 * lines) * bars + 1.5)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size)
     axes = figure.subplots(1, len(contexts), squeeze=False).ravel().tolist()
     told = []
     for ax, context in zip(axes, contexts, strict=True):

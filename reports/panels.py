@@ -17,7 +17,7 @@ def panel_row(count: int) -> tuple[Figure, list[Axes]]:
     columns = min(count, 3)
     rows = -(-count // columns)
     width = {1: 5.4, 2: 4.1, 3: 3.3}[columns]
-    figure = Figure(figsize=(width * columns + 2.6, 3.2 * rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(width * columns + 2.6, 3.2 * rows + 0.4))
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
     for unused in axes[count:]:
         unused.set_axis_off()

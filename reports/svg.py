@@ -7,6 +7,7 @@ from html import escape
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 INK = "#010203"
 """Stands for the page's own text colour; becomes `currentColor`."""
@@ -53,6 +54,7 @@ def draw(figure: Figure, *, name: str, title: str, alt: str, caption: str) -> Dr
     buffer = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        ConstrainedLayoutEngine().execute(figure)  # were it the figure's own, `savefig` would draw all of it twice
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
     body = _clean(buffer.getvalue(), name)
     label = f'<svg role="img" aria-label="{escape(f"{title}. {alt}")}" '

@@ -27,7 +27,7 @@ RESAMPLES = 2000
 MIN_PROMPTS = 4
 
 DRAWN = 2**21
-"""Prompts at a time in a jackknife or permutation: what bounds the memory of a grid of many prompts."""
+"""Prompts at a time in a jackknife: what bounds the memory of a grid of many prompts."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

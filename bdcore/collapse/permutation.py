@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from bdcore.collapse.intervals import DRAWN, LEVEL, MIN_PROMPTS, Floats
+from bdcore.collapse.intervals import LEVEL, MIN_PROMPTS, Floats, Statistic
 from bdcore.collapse.pairing import Sums, complete
 from bdcore.collapse.words import probability
 
@@ -17,6 +18,7 @@ RANDOM = 1999
 """Swaps drawn where there are too many to try them all."""
 
 _permutation_test: Callable[..., Any] = stats.permutation_test
+_monte_carlo_test: Callable[..., Any] = stats.monte_carlo_test
 
 
 @dataclass(frozen=True)
@@ -64,27 +66,39 @@ def permutation_test(
     tried = resamples if exact else min(resamples, RANDOM)
     swapped_N2 = (table[2:] - table[:2]).T  # what a swap adds to the first's sums and takes from the second's
 
-    def gap(swapped: Floats, _: Floats, axis: int = -1) -> Floats:
-        # What scipy swaps is a 0 for a 1: it swaps single numbers, and a ratio of sums needs two.
-        moved = swapped @ swapped_N2
-        top, bottom = np.moveaxis(moved, -1, 0)
+    def gap(swapped: Floats, _: Floats | None = None, axis: int = -1) -> Floats:
+        # Of 0s and 1s, not of the sums: scipy swaps single numbers, and a ratio of sums needs two.
+        top, bottom = np.moveaxis(swapped @ swapped_N2, -1, 0)
         return (sums[0] + top) / (sums[1] + bottom) - (sums[2] - top) / (sums[3] - bottom)
 
-    result = _permutation_test(
-        (np.zeros(n), np.ones(n)),
-        gap,
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=tried,
-        batch=max(1, DRAWN // n),
-        rng=np.random.default_rng(seed),
-    )
+    result = _all_swaps(gap, n) if exact else _random_swaps(gap, n, tried, seed)
     differing = int(((table[0] != table[2]) | (table[1] != table[3])).sum())
     smallest = _smallest(differing) if exact else max(_smallest(differing), 2 / (tried + 1))
     value, p_value = float(result.statistic), float(result.pvalue)
     status = "different" if p_value < level else "no evidence"
     text = _words(names, value, p_value, n, smallest, exact, level)
     return Permutation(status, value, p_value, n, smallest, exact, text)
+
+
+def _all_swaps(gap: Statistic, n: int) -> Any:
+    return _permutation_test(
+        (np.zeros(n), np.ones(n)), gap, permutation_type="samples", vectorized=True, n_resamples=2**n
+    )
+
+
+def _random_swaps(gap: Statistic, n: int, tried: int, seed: int) -> Any:
+    def drawn(size: tuple[int, int]) -> Floats:
+        return _swaps(size, seed)
+
+    return _monte_carlo_test(np.zeros(n), drawn, gap, vectorized=True, n_resamples=tried, axis=-1)
+
+
+@lru_cache(maxsize=2)
+def _swaps(size: tuple[int, int], seed: int) -> Floats:
+    """1 where a document's pairs trade places. The same for every test of as many documents, so drawn once."""
+    swaps = np.random.default_rng(seed).integers(2, size=size).astype(np.float64)
+    swaps.flags.writeable = False
+    return swaps
 
 
 def _smallest(differing: int) -> float:

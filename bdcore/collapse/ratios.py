@@ -89,14 +89,16 @@ def _bounds(
         return sums[:k] / sums[k:]
 
     drawn_KR = resampled(of_sums, columns, resamples=resamples, seed=seed)
-    found = [(kind, *ends(of_sums, columns, drawn_KR, kind, confidence=confidence)) for kind in ("BCa", "percentile")]
-    return [
-        next(
-            ((float(low[i]), float(high[i]), kind) for kind, low, high in found if _legal(low[i], high[i])),
-            (None, None, None),
-        )
-        for i in range(k)
-    ]
+    found: list[tuple[float | None, float | None, str | None]] = [(None, None, None)] * k
+    for kind in ("BCa", "percentile"):
+        open_ = [i for i, (low, *_) in enumerate(found) if low is None]
+        if open_:
+            bounds = ends(of_sums, columns, drawn_KR, kind, confidence=confidence)
+            for i in open_:
+                low, high = (float(end[i]) for end in bounds)
+                if _legal(low, high):
+                    found[i] = low, high, kind
+    return found
 
 
 def _legal(low: float, high: float) -> bool:
