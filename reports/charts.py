@@ -15,7 +15,7 @@ from reports.breakeven import Worth
 from reports.death_curves import needle_curves, position_curves
 from reports.figures import MAX_PANELS, PALETTE, look
 from reports.measured import Measured
-from reports.panels import budget_label, heat_map, legend_beside, panel_row
+from reports.panels import budget_label, headline, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style
 from reports.swaps import Swaps
 from reports.upper import upper_curves
@@ -150,7 +150,7 @@ def _lines(
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel(ylabel)
     legend_beside(figure, axes)
-    figure.suptitle(title)
+    headline(figure, title)
     return draw(figure, name=name, title=title, alt="Line chart. " + "; ".join(told) + ".", caption=caption)
 
 
@@ -190,7 +190,7 @@ def break_even_map(worth: Sequence[Worth]) -> Drawing | None:
         told += _map(ax, group)
     for unused in axes[len(groups) :]:
         unused.set_axis_off()
-    figure.suptitle("Where speculation pays: expected decode speedup at the best draft length")
+    headline(figure, "Where speculation pays: expected decode speedup at the best draft length")
     return draw(
         figure,
         name="break-even",

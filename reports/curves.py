@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 from bdcore.schema import SELF
 from reports.envelope import drafters
 from reports.figures import DASHES, MARKERS, PALETTE
+from reports.panels import headline
 from reports.svg import Drawing, draw, style
 
 Row = Mapping[str, Any]
@@ -153,7 +154,7 @@ def _figure(
     found = {t: h for ax in axes.flat for h, t in zip(*ax.get_legend_handles_labels(), strict=True)}
     order = [look["label"] for look in looks.values() if look["label"] in found]
     figure.legend([found[t] for t in order], order, loc="outside right upper", handlelength=3.2)
-    figure.suptitle(title)
+    headline(figure, title)
     return draw(figure, name=name, title=title, alt="Line charts. " + "; ".join(told) + ".", caption=caption)
 
 

@@ -10,7 +10,7 @@ from bdcore.collapse import Estimate
 from reports.deaths import Deaths
 from reports.figures import MAX_PANELS, look, wrapped
 from reports.needles import QUARTERS, Needles
-from reports.panels import legend_beside, panel_row
+from reports.panels import headline, legend_beside, panel_row
 from reports.svg import Drawing, draw
 
 
@@ -104,5 +104,5 @@ def _drawn(curves: Sequence[_Curve], title: str, xlabel: str, ylabel: str) -> tu
     axes[0].set_ylim(0, 1)
     axes[0].set_ylabel(ylabel)
     legend_beside(figure, axes)
-    figure.suptitle(title)
+    headline(figure, title)
     return figure, told

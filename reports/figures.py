@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 from bdcore.collapse import Estimate
 from bdcore.schema import SELF
 from reports.measured import Measured
-from reports.panels import budget_label, heat_map, legend_beside, panel_row
+from reports.panels import budget_label, headline, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style
 
 # Colour-blind safe (after Okabe and Ito, and Tol), each with a contrast of about 3 or more on white and on near-black.
@@ -43,11 +43,14 @@ def all_figures(cells: Sequence[Measured], training: Mapping[str, Sequence[Mappi
 
 
 def look(i: int) -> dict[str, str]:
-    """Colour, dash and marker of the line with this number: it is known by more than its colour."""
+    """Colour, dash and marker of the line with this number: known by more than its colour, and one of its kind among 32
+    and more.
+    """
+    turn = i // len(PALETTE)
     return {
         "color": PALETTE[i % len(PALETTE)],
-        "linestyle": DASHES[i % len(DASHES)],
-        "marker": MARKERS[i % len(MARKERS)],
+        "linestyle": DASHES[(i + turn) % len(DASHES)],
+        "marker": MARKERS[(i + turn) % len(MARKERS)],
     }
 
 
@@ -110,7 +113,7 @@ def _curves(
     grid[0].set_ylim(bottom=0)  # once all panels are drawn: they share the axis, and this fixes its top
     grid[0].set_ylabel(ylabel)
     legend_beside(figure, grid)
-    figure.suptitle(title)
+    headline(figure, title)
     one = "" if percent else " 1 is the verifier alone."
     if percent and any(is_ceiling(c.row) for c in drawn):
         one = " Grey: the verifier under the same view, a practical ceiling."
@@ -219,7 +222,7 @@ def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
         ]
     for unused in axes[len(keys) :]:
         unused.set_axis_off()
-    figure.suptitle("Acceptance by context and budget (%)")
+    headline(figure, "Acceptance by context and budget (%)")
     return draw(
         figure,
         name="acceptance-heat",
@@ -254,7 +257,7 @@ def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
         ax.set_title(f"{context} tokens")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(PHASES))
-    figure.suptitle("Decode time by phase")
+    headline(figure, "Decode time by phase")
     where = ", ".join(part for part in (scene, f"gamma {gamma}" if gamma else "") if part)
     return draw(
         figure,
@@ -319,7 +322,7 @@ def training_loss(training: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawin
         ax.set_xlabel("step")
     axes[0].set_ylabel("loss (nats per token)")
     legend_beside(figure, axes)
-    figure.suptitle("Training loss")
+    headline(figure, "Training loss")
     return draw(
         figure,
         name="training-loss",

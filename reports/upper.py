@@ -7,7 +7,7 @@ from bdcore.collapse import MIN_PROMPTS, Estimate
 from bdcore.collapse.pairing import difference, pooled
 from bdcore.schema import FULL_BUDGET
 from reports.figures import DASHES, MAX_PANELS, context_axis, look, wrapped
-from reports.panels import budget_label, legend_beside, panel_row
+from reports.panels import budget_label, headline, legend_beside, panel_row
 from reports.series import SCENE, Series, aligned, grouped, plain, scene_of
 from reports.svg import Drawing, draw
 
@@ -117,7 +117,7 @@ def upper_curves(found: Sequence[Upper]) -> Drawing | None:
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("acceptance (% of drafted)")
     legend_beside(figure, axes)
-    figure.suptitle("The upper envelope")
+    headline(figure, "The upper envelope")
     return draw(
         figure,
         name="upper-envelope",
