@@ -432,7 +432,7 @@ class GridConfig(SparseConfig):
     prompts."""
 
     corpus: Corpora = [CorpusConfig(split="test")]
-    """One corpus or several; each gives `prompts` documents."""
+    """One corpus or several of different sources; each gives `prompts` documents."""
     workloads: Annotated[list[Workload], BeforeValidator(_listed)] = ["greedy"]
     """`greedy`: the verifier's greedy continuation of a prompt (the paper's). `sampled`: one drawn at each of
     `temperatures`. `replay`: along human text; at spaced positions drafts are checked against the verifier's greedy
@@ -492,6 +492,7 @@ class GridConfig(SparseConfig):
                 raise ValueError(f"{name} = {values}: give at least one value, each once")
         if "ar" not in self.methods:
             raise ValueError(f"methods = {self.methods}: `ar` must be among them; speedups and exact_match need it")
+        self._check_told_apart()
         self.check(self.policy, self.budgets)
         sparse_only = [m for m in self.methods if m in ("sd_sparse", "streaming", "self_sparse", "triforce")]
         if self.budgets == [FULL] and not self.budget_bytes and sparse_only:
@@ -507,6 +508,14 @@ class GridConfig(SparseConfig):
         if "replay" in self.workloads:
             self._check_replayed()
         return self
+
+    def _check_told_apart(self) -> None:
+        sources = [corpus.source for corpus in self.corpus]
+        if twice := [source for source in sources if sources.count(source) > 1]:
+            raise ValueError(
+                f"corpus: {len(twice)} of source `{twice[0]}`, which is all that their rows would be told apart by; "
+                "measure each in a study of its own"
+            )
 
     def _check_replayed(self) -> None:
         """A replay walks one text through every context, so it can neither move needles nor ask at a context's end."""
