@@ -14,7 +14,7 @@ Needs studies whose drafters are trained (`budgetdraft run CONFIG --stage traini
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from bdcore.identity import digest, read_manifest, write_json
 from bdcore.kv.budget import FULL
 from bdcore.models.drafter import Drafter, load_drafter
 from bdcore.models.loading import load_model, load_tokenizer, materialise, quiet
-from bdcore.models.stepper import Stepper
+from bdcore.models.stepper import CachePlan, Stepper
 from bdcore.study import Study, open_study
 from bdcore.targets.generate import forced
 from reports.files import csv_of, write_text
@@ -57,10 +57,9 @@ class View:
 
 
 @torch.inference_mode()
-def choices(drafter: Drafter, study: Study, ids: list[int], view: View) -> list[int]:
+def choices(drafter: Drafter, plan: CachePlan, ids: list[int]) -> list[int]:
     """The drafter's token after each token of the text, through the cache of decoding."""
-    plan = cache_plan(study.config, budget=view.budget, policy=view.policy, position_mode=view.position_mode)
-    stepper = Stepper(drafter.model, replace(plan, block=BLOCK).sized(len(ids)))
+    stepper = Stepper(drafter.model, plan.sized(len(ids)))
     said: list[int] = []
     for start in range(0, len(ids), BLOCK):
         stepper.fit()
@@ -139,10 +138,12 @@ def measure(study: Study, names: list[str], views: list[View], contexts: list[in
     table: Table = {}
     for name, key, drafter in drafters(study, names):
         for view in views:
+            how = cache_plan(study.config, budget=view.budget, policy=view.policy, position_mode=view.position_mode)
+            plan = replace(how, block=BLOCK)
             for text, truth in zip(texts, right, strict=True):
                 found = measured.get(
-                    ("agreement", key, vars(view), text.ids, contexts, study.config.grid.window),
-                    lambda: counts(choices(drafter, study, text.ids, view), truth, contexts),  # noqa: B023
+                    ("agreement", key, asdict(plan), text.ids, contexts),
+                    lambda: counts(choices(drafter, plan, text.ids), truth, contexts),  # noqa: B023
                 )
                 group = "tables" if TABLES in text.doc_id else text.source
                 for context, sums in found.items():
