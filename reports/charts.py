@@ -13,7 +13,8 @@ from bdcore.collapse import Estimate
 from reports.analysis import Analysis
 from reports.breakeven import Worth
 from reports.death_curves import needle_curves, position_curves
-from reports.figures import MAX_PANELS, PALETTE, look
+from reports.figures import MAX_PANELS
+from reports.looks import PALETTE, look
 from reports.measured import Measured
 from reports.panels import budget_label, headline, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style

@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 
 from bdcore.schema import SELF
 from reports.envelope import drafters
-from reports.figures import DASHES, MARKERS, PALETTE
+from reports.looks import DASHES, MARKERS, PALETTE
 from reports.panels import headline
 from reports.svg import Drawing, draw, style
 

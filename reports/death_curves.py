@@ -8,7 +8,8 @@ from matplotlib.ticker import MaxNLocator
 
 from bdcore.collapse import Estimate
 from reports.deaths import Deaths
-from reports.figures import MAX_PANELS, look, wrapped
+from reports.figures import MAX_PANELS
+from reports.looks import look, wrapped
 from reports.needles import QUARTERS, Needles
 from reports.panels import headline, legend_beside, panel_row
 from reports.svg import Drawing, draw

@@ -1,32 +1,25 @@
 """The figures of a report, from measured cells. Cells are only ever drawn beside cells of the same draft length."""
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from bdcore.collapse import Estimate
 from bdcore.schema import SELF
+from reports.looks import DASHES, MARKERS, PALETTE, wrapped
 from reports.measured import Measured
-from reports.panels import budget_label, headline, heat_map, legend_beside, panel_row
+from reports.panels import budget_label, context_axis, headline, heat_map, legend_beside, panel_row
+from reports.phases import phase_shares
 from reports.svg import Drawing, draw, style
+from reports.training_curves import training_loss
 
-# Colour-blind safe (after Okabe and Ito, and Tol), each with a contrast of about 3 or more on white and on near-black.
-PALETTE = ("#0d7dc4", "#d55e00", "#00906a", "#b8609a", "#a67c00", "#7d75d8", "#c0405a", "#6f8796")
-PHASES = {"draft_s": "draft", "select_s": "select", "verify_s": "verify", "overhead_s": "overhead"}
-PHASE_COLOURS = ("#d55e00", "#a67c00", "#0d7dc4", "#6f8796")
-DASHES = ("-", "--", "-.", ":")
-MARKERS = "osD^vPX*"
+MAX_PANELS = 6
 CEILING = {"color": "#808080", "linewidth": 1.2, "markersize": 3.5, "alpha": 0.8, "zorder": 1}
 """Look of the verifier under a drafter's view: the curves of drafters lie below it, as far as they use their view."""
-MAX_PANELS = 6
-MAX_POINTS = 400
-LABEL_WIDTH = 34
-"""Characters per line of a label."""
 
 
 def all_figures(cells: Sequence[Measured], training: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Drawing]:
@@ -40,18 +33,6 @@ def all_figures(cells: Sequence[Measured], training: Mapping[str, Sequence[Mappi
             training_loss(training),
         ]
     return [drawing for drawing in made if drawing is not None]
-
-
-def look(i: int) -> dict[str, str]:
-    """Colour, dash and marker of the line with this number: known by more than its colour, and one of its kind among 32
-    and more.
-    """
-    turn = i // len(PALETTE)
-    return {
-        "color": PALETTE[i % len(PALETTE)],
-        "linestyle": DASHES[(i + turn) % len(DASHES)],
-        "marker": MARKERS[(i + turn) % len(MARKERS)],
-    }
 
 
 def is_ceiling(row: Mapping[str, Any]) -> bool:
@@ -142,11 +123,6 @@ def _line(cell: Measured) -> tuple[str, int]:
     return cell.name, cell.row["budget"]
 
 
-def wrapped(text: str) -> str:
-    """Lines that fit above a small panel or beside it."""
-    return "\n".join(textwrap.wrap(text, LABEL_WIDTH))
-
-
 def _looks(cells: Sequence[Measured]) -> dict[tuple[str, int], dict[str, Any]]:
     """Colour by method, dash and marker by budget: a line is known by more than its colour."""
     names = sorted({c.name for c in cells if not is_ceiling(c.row)})
@@ -183,16 +159,6 @@ def _told(panel: str, line: Sequence[Measured], pick: Callable[[Measured], Estim
 
     points = ", ".join(f"{number(pick(c).value)} at {c.row['context']} tokens" for c in line)
     return f"{panel}, {line[0].name}, budget {budget_label(line[0].row['budget'])}: {points}"
-
-
-def context_axis(ax: Axes, contexts: Sequence[int]) -> None:
-    """Contexts (tokens) on a scale of powers of two, each with its number."""
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(contexts, [str(c) for c in contexts])
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel("context (tokens)")
-    if len(contexts) == 1:
-        ax.set_xlim(contexts[0] / 2, contexts[0] * 2)
 
 
 def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
@@ -235,112 +201,3 @@ def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
 def _heat(ax: Axes, cells: Sequence[Measured]) -> None:
     values = {(c.row["context"], c.row["budget"]): c.acceptance.value or 0.0 for c in cells}
     heat_map(ax, {place: (value, f"{100 * value:.0f}") for place, value in values.items()}, low=0.0, high=1.0)
-
-
-def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
-    """Where decoding time goes: one bar per method and budget, at the shortest and the longest context."""
-    timed = [c for c in cells if sum(c.row[p] or 0.0 for p in PHASES) > 0]
-    if not timed:
-        return None
-    scene, gamma = timed[0].scene, min((c.row["gamma"] for c in timed if c.row["gamma"] > 0), default=0)
-    timed = [c for c in timed if c.scene == scene and c.row["gamma"] in (0, gamma)]
-    contexts = sorted({c.row["context"] for c in timed})
-    contexts = [contexts[0], contexts[-1]] if len(contexts) > 1 else contexts
-    bars = max(sum(c.row["context"] == context for c in timed) for context in contexts)
-    lines = 1 + max(_bar(c).count("\n") for c in timed)
-    size = (3.6 * len(contexts) + 1.6, (0.18 + 0.16 * lines) * bars + 1.5)
-    figure = Figure(figsize=size)
-    axes = figure.subplots(1, len(contexts), squeeze=False).ravel().tolist()
-    told = []
-    for ax, context in zip(axes, contexts, strict=True):
-        told += _bars(ax, [c for c in timed if c.row["context"] == context])
-        ax.set_title(f"{context} tokens")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(PHASES))
-    headline(figure, "Decode time by phase")
-    where = ", ".join(part for part in (scene, f"gamma {gamma}" if gamma else "") if part)
-    return draw(
-        figure,
-        name="phases",
-        title="Decode time by phase",
-        alt="Stacked bars. " + "; ".join(told) + ".",
-        caption=f"Shares of decode seconds, summed over prompts, without prefill{f' ({where})' if where else ''}.",
-    )
-
-
-def _bar(cell: Measured) -> str:
-    return cell.name if cell.row["gamma"] == 0 else wrapped(f"{cell.name}, {budget_label(cell.row['budget'])}")
-
-
-def _bars(ax: Axes, cells: Sequence[Measured]) -> list[str]:
-    names = [_bar(c) for c in cells]
-    seconds = np.array([[c.row[phase] or 0.0 for phase in PHASES] for c in cells])
-    shares = seconds / seconds.sum(axis=1, keepdims=True)
-    left = np.zeros(len(cells))
-    for i, (label, colour) in enumerate(zip(PHASES.values(), PHASE_COLOURS, strict=True)):
-        ax.barh(range(len(cells)), shares[:, i], left=left, label=label, color=colour, height=0.72)
-        left += shares[:, i]
-    ax.set_yticks(range(len(cells)), names)
-    ax.invert_yaxis()
-    ax.set_xlim(0, 1)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.0f}"))
-    ax.set_xlabel("share of decode time (%)")
-    ax.grid(visible=False)
-    parts = [
-        ", ".join(f"{label} {share:.0%}" for label, share in zip(PHASES.values(), row, strict=True)) for row in shares
-    ]
-    plain = [name.replace("\n", " ") for name in names]
-    return [f"{cells[0].row['context']} tokens, {name}: {part}" for name, part in zip(plain, parts, strict=True)]
-
-
-def training_loss(training: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawing | None:
-    """Training loss against step, one panel per drafter: L_A (full prefix cache) and L_C (sparse)."""
-    curves = {
-        name: {key: _series(rows, key) for key in ("loss_a", "loss_c")} for name, rows in training.items() if rows
-    }
-    curves = {name: pair for name, pair in curves.items() if any(len(steps) for steps, _ in pair.values())}
-    if not curves:
-        return None
-    figure, axes = panel_row(len(curves))
-    told = []
-    for ax, (name, pair) in zip(axes, curves.items(), strict=True):
-        for (key, (steps, losses)), colour in zip(pair.items(), PALETTE, strict=False):
-            if len(steps):
-                label = {"loss_a": "L_A, full cache", "loss_c": "L_C, sparse cache"}[key]
-                smooth = _running_mean(losses, max(1, len(losses) // 20))
-                # A point per step would make the file of a long run megabytes.
-                some = np.unique(np.linspace(0, len(steps) - 1, MAX_POINTS).astype(int))
-                steps, losses, smooth = steps[some], losses[some], smooth[some]
-                ax.plot(steps, losses, color=colour, alpha=0.25, linewidth=0.8)
-                ax.plot(
-                    steps, smooth, color=colour, linewidth=1.7, label=label, linestyle="-" if key == "loss_a" else "--"
-                )
-                told.append(
-                    f"{name}, {label}: {smooth[0]:.2f} at step {steps[0]:g}, {smooth[-1]:.2f} at step {steps[-1]:g}"
-                )
-        ax.set_title(name)
-        ax.set_xlabel("step")
-    axes[0].set_ylabel("loss (nats per token)")
-    legend_beside(figure, axes)
-    headline(figure, "Training loss")
-    return draw(
-        figure,
-        name="training-loss",
-        title="Training loss",
-        alt="Line chart. " + "; ".join(told) + ".",
-        caption=f"Thin: logged steps, at most {MAX_POINTS} of them. Bold: running mean over a twentieth of all steps.",
-    )
-
-
-def _series(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None and np.isfinite(row[key])]
-    table = np.array(sorted(pairs), dtype=float).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
-
-
-def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """Mean over the last `width` values, over fewer at the start."""
-    sums = np.cumsum(np.insert(values, 0, 0.0))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - width, 0)
-    return (sums[ends] - sums[starts]) / (ends - starts)

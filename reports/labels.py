@@ -69,3 +69,8 @@ def drafters(rows: Sequence[Row]) -> list[str]:
         return ", ".join(part for part in (row["drafter_name"] or row["method"], label(row, shown)) if part)
 
     return [name_of(row) for row in rows]
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 
 def budget_label(budget: int) -> str:
@@ -33,6 +34,16 @@ def legend_beside(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend for all panels, each label once."""
     found = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(list(found.values()), list(found), loc="outside right upper", handlelength=3.2)
+
+
+def context_axis(ax: Axes, contexts: Sequence[int]) -> None:
+    """Contexts (tokens) on a scale of powers of two, each with its number."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(contexts, [str(c) for c in contexts])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel("context (tokens)")
+    if len(contexts) == 1:
+        ax.set_xlim(contexts[0] / 2, contexts[0] * 2)
 
 
 def heat_map(ax: Axes, fields: Mapping[tuple[int, int], tuple[float, str]], *, low: float, high: float) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from bdcore.collapse import MIN_PROMPTS, Estimate
 from bdcore.collapse.pairing import difference, pooled
 from bdcore.schema import FULL_BUDGET
-from reports.figures import DASHES, MAX_PANELS, context_axis, look, wrapped
-from reports.panels import budget_label, headline, legend_beside, panel_row
+from reports.figures import MAX_PANELS
+from reports.looks import DASHES, look, wrapped
+from reports.panels import budget_label, context_axis, headline, legend_beside, panel_row
 from reports.series import SCENE, Series, aligned, grouped, plain, scene_of
 from reports.svg import Drawing, draw
 

@@ -1,6 +1,6 @@
 """Figures: every line has a look of its own, and a title stays clear of the legend beside it."""
 
-from reports.figures import look
+from reports.looks import look
 from reports.panels import headline, legend_beside, panel_row
 from reports.svg import draw, style
 

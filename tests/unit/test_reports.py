@@ -16,7 +16,7 @@ import pytest
 
 from bdcore.schema import ROUNDS, SAMPLES, TARGETS, write_rows
 from reports.build import build_report, summary_rows
-from reports.content import TEXT_LIMIT, _pieces
+from reports.outputs import TEXT_LIMIT, in_pieces
 from reports.tables import query, read, render_views, write_views
 
 RUN = "0123456789ab"
@@ -722,11 +722,11 @@ def test_accepted_drafts_are_marked_in_the_output_shown(workspace, tmp_path):
     ],
 )
 def test_pieces_hold_the_whole_text_once(spans, pieces):
-    assert _pieces("abcdef", spans) == pieces
+    assert in_pieces("abcdef", spans) == pieces
 
 
 def test_a_long_text_is_cut_and_so_are_its_marks():
-    pieces = _pieces("x" * (TEXT_LIMIT + 7), [TEXT_LIMIT - 2, TEXT_LIMIT + 5])
+    pieces = in_pieces("x" * (TEXT_LIMIT + 7), [TEXT_LIMIT - 2, TEXT_LIMIT + 5])
     assert pieces == [("x" * (TEXT_LIMIT - 2), False), ("xx", True), (" [... 7 more characters]", False)]
 
 
