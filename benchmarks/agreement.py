@@ -128,7 +128,7 @@ def drafters(study: Study, names: Iterable[str]) -> Iterator[tuple[str, str, Dra
             )
 
 
-Table = dict[tuple[str, str, str, str], list[tuple[int, int]]]
+Table = dict[tuple[str, str, str, str], list[tuple[int, ...]]]
 """(drafter, group of documents, view, context) -> sums per document."""
 
 
@@ -152,8 +152,12 @@ def measure(study: Study, names: list[str], views: list[View], contexts: list[in
     return table
 
 
-def rows(table: Table, reference: str | None) -> list[dict[str, Any]]:
-    """Agreement with its interval over documents, and the paired difference to the reference in the same view."""
+def rows(tables: Sequence[Table], reference: str | None) -> list[dict[str, Any]]:
+    """Agreement with its interval over documents, and the paired difference to the reference in the same view.
+
+    One table per seed: a document counts with the sum over its seeds, and each seed's difference stands beside.
+    """
+    table = over_seeds(tables)
     out: list[dict[str, Any]] = []
     for (name, group, view, context), sums in sorted(table.items()):
         one = pooled(sums)
@@ -161,17 +165,42 @@ def rows(table: Table, reference: str | None) -> list[dict[str, Any]]:
         row = {"drafter": name, "corpus": group, "context": int(context), "budget": budget, "policy": policy}
         row |= {"position_mode": mode, "n": len(sums), "tokens": sum(b for _, b in sums)}
         row |= {"agreement": one.value, "lo": one.low, "hi": one.high}
-        if reference and (reference, group, view, context) in table and name != reference:
-            gap = difference(sums, table[reference, group, view, context])
+        other = (reference or "", group, view, context)
+        if other in table and name != reference:
+            gap = difference(sums, table[other])
             row |= {"minus_reference": gap.value, "minus_lo": gap.low, "minus_hi": gap.high}
+            if len(tables) > 1:
+                each = [difference(t[name, group, view, context], t[other]).value for t in tables]
+                row["minus_by_seed"] = " ".join(f"{value:.4f}" for value in each if value is not None)
         out.append(row)
     return out
+
+
+def over_seeds(tables: Sequence[Table]) -> Table:
+    """Sums per document over tables with the same entries."""
+    return {
+        key: [tuple(map(sum, zip(*sums, strict=True))) for sums in zip(*(table[key] for table in tables), strict=True)]
+        for key in tables[0]
+    }
+
+
+def one(configs: Sequence[str], settings: list[str], views: list[View], contexts: list[int]) -> Table:
+    """The table of all studies with these settings."""
+    studies = [open_study(config, settings) for config in configs if config != "base"]
+    names = [[s.config.name] for s in studies]
+    names[0] += ["base"] if "base" in configs else []
+    measured = Measured(studies[0].workspace.root / "agreement")
+    table: Table = {}
+    for study, wanted in zip(studies, names, strict=True):
+        table |= measure(study, wanted, views, contexts, measured)
+    return table
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configs", nargs="+", help="studies whose drafters are trained; `base` adds the first's base")
     parser.add_argument("--set", action="append", default=[], help="section.field=value for all, as in `budgetdraft`")
+    parser.add_argument("--seeds", type=int, nargs="+", help="drafters trained with each training.seed, pooled")
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096])
     parser.add_argument("--budgets", nargs="+", default=["64", "256", "full"])
     parser.add_argument("--policies", nargs="+", default=["attention_mass"])
@@ -182,14 +211,9 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     sparse = [int(budget) for budget in options.budgets if budget != "full"]
     views = [View(b, p, m) for b, p, m in product(sparse, options.policies, options.modes)]
     views += [View(FULL, "full", "absolute")] if "full" in options.budgets else []
-    studies = [open_study(config, options.set) for config in options.configs if config != "base"]
-    names = [[s.config.name] for s in studies]
-    names[0] += ["base"] if "base" in options.configs else []
-    measured = Measured(studies[0].workspace.root / "agreement")
-    table: Table = {}
-    for study, wanted in zip(studies, names, strict=True):
-        table |= measure(study, wanted, views, options.contexts, measured)
-    found = rows(table, options.reference)
+    seeds = [[f"training.seed={seed}"] for seed in options.seeds or ()] or [[]]
+    tables = [one(options.configs, [*options.set, *seed], views, options.contexts) for seed in seeds]
+    found = rows(tables, options.reference)
     write_text(options.out, csv_of(found))
     return found
 
