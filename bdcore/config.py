@@ -149,6 +149,8 @@ class CorpusConfig(Section):
     here, secret numbers hidden in the text of another corpus, one of which is asked for at the end."""
     path: str | None = None
     """Local file or folder; without it the named hub data set is read. Relative to the configuration file."""
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]{0,39}$")
+    """What rows and reports call it (default: its source). A grid with two corpora of one source needs it."""
     split: Literal["train", "test"] = "train"
     """Which documents. Sources without splits of their own are divided by a hash of the document's name."""
     filler: TextSource = "stdlib"
@@ -184,9 +186,14 @@ class CorpusConfig(Section):
     def _without_what_is_not_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Keys hash this: a setting that a corpus does not have must not change the key of what it has made.
         left_out = () if self.source == "needle" else _NEEDLE_FIELDS
-        for name, usual in (("chat", "never"), ("frame", "benchmark")):
+        for name, usual in (("name", None), ("chat", "never"), ("frame", "benchmark")):
             left_out = (*left_out, name) if getattr(self, name) == usual else left_out
         return {name: value for name, value in dump(self).items() if name not in left_out}
+
+    @property
+    def label(self) -> str:
+        """What tells its rows from those of other corpora."""
+        return self.name or self.source
 
     @property
     def texts(self) -> "CorpusConfig":
@@ -432,7 +439,7 @@ class GridConfig(SparseConfig):
     prompts."""
 
     corpus: Corpora = [CorpusConfig(split="test")]
-    """One corpus or several of different sources; each gives `prompts` documents."""
+    """One corpus or several; each gives `prompts` documents."""
     workloads: Annotated[list[Workload], BeforeValidator(_listed)] = ["greedy"]
     """`greedy`: the verifier's greedy continuation of a prompt (the paper's). `sampled`: one drawn at each of
     `temperatures`. `replay`: along human text; at spaced positions drafts are checked against the verifier's greedy
@@ -510,11 +517,11 @@ class GridConfig(SparseConfig):
         return self
 
     def _check_told_apart(self) -> None:
-        sources = [corpus.source for corpus in self.corpus]
-        if twice := [source for source in sources if sources.count(source) > 1]:
+        labels = [corpus.label for corpus in self.corpus]
+        if twice := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(
-                f"corpus: {len(twice)} of source `{twice[0]}`, which is all that their rows would be told apart by; "
-                "measure each in a study of its own"
+                f"corpus: {len(twice)} are called `{twice[0]}`, which is all that their rows would be told apart by; "
+                "give each a `name` of its own"
             )
 
     def _check_replayed(self) -> None:

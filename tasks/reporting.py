@@ -89,7 +89,7 @@ def report_facts(study: Study) -> dict[str, Any]:
 def planned(grid: GridConfig) -> list[dict[str, Any]]:
     """The cells of the grid on each of its corpora, with their number of prompts."""
     return [
-        {**asdict(cell), "drafter_name": cell.drafter, "corpus": corpus.source, "prompts": grid.prompts}
+        {**asdict(cell), "drafter_name": cell.drafter, "corpus": corpus.label, "prompts": grid.prompts}
         for corpus in grid.corpus
         for cell in cells(grid)
     ]

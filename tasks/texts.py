@@ -21,7 +21,7 @@ def count_short(study: Study, tokenizer: Any, seed: int) -> None:
     for corpus, documents in zip(grid.corpus, study.inputs.corpora, strict=True):
         texts = texts_of(grid, documents)
         found = build_prompts(texts, tokenizer, length=grid.longest, count=grid.prompts, seed=seed)
-        short[corpus.source] += found.too_short
+        short[corpus.label] += found.too_short
     passed = ", ".join(f"{count} of {source}" for source, count in short.items())
     get_run_logger().info("grid: documents passed over, too short for %d tokens: %s", grid.longest, passed)
     write_json(_path(study), {"tokens": grid.longest, "too_short": dict(short)})

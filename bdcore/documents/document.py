@@ -38,6 +38,8 @@ class Document:
     filler: str | None = None
     chat: Chat = "never"
     frame: FrameName = "benchmark"
+    corpus: str | None = None
+    """What rows call its corpus; None: its source."""
 
     @property
     def origin(self) -> str:

@@ -43,7 +43,7 @@ def _document(filler: Document, corpus: CorpusConfig, asked: float) -> Document:
     )
     question = f"What is the secret number of the {names[corpus.depths.index(asked)]}?"
     name = needle_id(asked, filler.doc_id)
-    return Document(name, "needle", filler.text, question, needles, filler.origin, corpus.chat)
+    return Document(name, "needle", filler.text, question, needles, filler.origin, corpus.chat, corpus=corpus.name)
 
 
 def _numbers(rng: random.Random, split: str) -> Iterator[str]:

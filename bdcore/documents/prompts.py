@@ -119,7 +119,7 @@ def _prompt(document: Document, tokenizer: "PreTrainedTokenizerBase", length: in
     if len(ids) < room:
         return None
     whole = ends.head + ids[:room] + ends.tail
-    return Prompt(document.doc_id, document.source, 0, whole, len(ids) > room, distance)
+    return Prompt(document.doc_id, document.corpus or document.source, 0, whole, len(ids) > room, distance)
 
 
 def _ends(document: Document, tokenizer: "PreTrainedTokenizerBase") -> Ends:

@@ -72,7 +72,7 @@ def load_documents(corpus: CorpusConfig) -> list[Document]:
             seen.add(document.doc_id)
             found[split] += 1
             if split == corpus.split:
-                documents.append(replace(document, chat=corpus.chat, frame=corpus.frame))
+                documents.append(replace(document, chat=corpus.chat, frame=corpus.frame, corpus=corpus.name))
     if not documents:
         have = ", ".join(f"{count} in `{split}`" for split, count in sorted(found.items())) or "none at all"
         raise ConfigError(

@@ -216,7 +216,7 @@ def test_configuration_cannot_be_changed():
         ("training.loss_c={ce: 0}", "loss"),
         ("corpus=[]", "corpus"),
         ("grid.workloads=[replay, replay]", "workloads"),
-        ("grid.corpus=[{source: needle}, {source: needle, filler: pg19}]", "grid: corpus: 2 of source `needle`"),
+        ("grid.corpus=[{source: needle}, {source: needle, filler: pg19}]", "grid: corpus: 2 are called `needle`"),
         ("grid.policy=[attention_mass, best]", "grid.policy"),
         ("grid.methods=[sd_full]", "ar"),
         ("grid.gammas=[4, 4]", "gammas"),

@@ -299,4 +299,24 @@ def test_text_that_is_trained_on_hides_no_needles_of_the_grid(study):
 def test_needles_are_configured_where_their_names_are_taken(study):
     with pytest.raises(ConfigError, match="in two of its corpora"):
         both = load_config(study).grid.corpus[0].model_dump()
-        inputs(load_config(study, [f"grid.corpus={[both, {**both, 'seed': 1}]}"]))
+        inputs(load_config(study, [f"grid.corpus={[both, {**both, 'seed': 1, 'name': 'other'}]}"]))
+
+
+def test_prompts_go_by_the_name_of_their_corpus_and_keep_what_their_source_says(prose):
+    near, far = (load_documents(needles(prose, depths=[d], name=n)) for d, n in ((0.9, "near"), (0.1, None)))
+    assert {prompt.source for prompt in built(near, 700)} == {"near"}
+    assert {prompt.source for prompt in built(far, 700)} == {"needle"}
+    plain = CorpusConfig(source="folder", path=str(prose), split="test")
+    named_so = plain.model_copy(update={"name": "prose"})
+    assert {prompt.source for prompt in built(load_documents(named_so), 700)} == {"prose"}
+    assert [d.source for d in load_documents(named_so)] == [d.source for d in load_documents(plain)]
+    assert documents_key(load_documents(named_so)) == documents_key(load_documents(plain)), "a name is no other text"
+
+
+def test_two_corpora_of_one_source_are_told_apart_by_name_or_refused():
+    first, second = CorpusConfig(source="needle", depths=[0.9]), CorpusConfig(source="needle", depths=[0.1], name="far")
+    assert [corpus.label for corpus in GridConfig(corpus=[first, second]).corpus] == ["needle", "far"]
+    with pytest.raises(ValueError, match=r"2 are called `needle`.*give each a `name`"):
+        GridConfig(corpus=[first, second.model_copy(update={"name": None})])
+    with pytest.raises(ValueError, match="name"):
+        CorpusConfig(source="needle", name="no spaces")

@@ -178,7 +178,9 @@ def test_a_replay_past_the_drafters_positions_is_refused_where_the_study_says_so
 
 def test_each_corpus_of_the_grid_must_have_enough_documents_of_its_own(tmp_path, folder):
     few = write_corpus(tmp_path / "few", count=9, seed=1)
-    own, other = ({"source": "folder", "path": str(p), "split": "test"} for p in (folder / "texts", few))
+    own, other = (
+        {"source": "folder", "path": str(p), "split": "test", "name": p.name} for p in (folder / "texts", few)
+    )
     enough = inputs(load_config(folder / "tiny.yaml", [f"grid.corpus={[own]}"]))
     assert [len(documents) for documents in enough.corpora] == [len(enough.evaluation)]
     names = {name: (few / name).rename(few / f"few-{name}") for name in sorted(p.name for p in few.iterdir())}
@@ -192,7 +194,9 @@ def test_each_corpus_of_the_grid_must_have_enough_documents_of_its_own(tmp_path,
 
 def test_a_document_in_two_corpora_of_the_grid_is_refused(tmp_path, folder):
     copy = write_corpus(tmp_path / "copy")
-    own, other = ({"source": "folder", "path": str(p), "split": "test"} for p in (folder / "texts", copy))
+    own, other = (
+        {"source": "folder", "path": str(p), "split": "test", "name": p.name} for p in (folder / "texts", copy)
+    )
     assert "in two of its corpora (such as text-" in refusal(folder, f"grid.corpus={[own, other]}")
 
 
