@@ -16,7 +16,7 @@ from reports.death_curves import needle_curves, position_curves
 from reports.figures import MAX_PANELS
 from reports.looks import PALETTE, look
 from reports.measured import Measured
-from reports.panels import budget_label, headline, heat_map, legend_beside, panel_row
+from reports.panels import budget_label, heat_map, legend_beside, panel_row
 from reports.svg import Drawing, draw, style
 from reports.swaps import Swaps
 from reports.upper import upper_curves
@@ -151,7 +151,6 @@ def _lines(
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel(ylabel)
     legend_beside(figure, axes)
-    headline(figure, title)
     return draw(figure, name=name, title=title, alt="Line chart. " + "; ".join(told) + ".", caption=caption)
 
 
@@ -191,11 +190,10 @@ def break_even_map(worth: Sequence[Worth]) -> Drawing | None:
         told += _map(ax, group)
     for unused in axes[len(groups) :]:
         unused.set_axis_off()
-    headline(figure, "Where speculation pays: expected decode speedup at the best draft length")
     return draw(
         figure,
         name="break-even",
-        title="Where speculation pays",
+        title="Where speculation pays: expected decode speedup at the best draft length",
         alt="Heat map. " + "; ".join(told) + ".",
         caption="From measured acceptance by position and measured costs. Above 1 speculation pays; in brackets the "
         + "best gamma, 0 where the verifier alone is fastest. Several settings of one budget: the best of them.",

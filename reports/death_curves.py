@@ -11,7 +11,7 @@ from reports.deaths import Deaths
 from reports.figures import MAX_PANELS
 from reports.looks import look, wrapped
 from reports.needles import QUARTERS, Needles
-from reports.panels import headline, legend_beside, panel_row
+from reports.panels import legend_beside, panel_row
 from reports.svg import Drawing, draw
 
 
@@ -39,12 +39,11 @@ def position_curves(deaths: Sequence[Deaths]) -> Drawing | None:
     ]
     if not curves:
         return None
-    title = "Where in a round drafts die"
-    figure, told = _drawn(curves, title, "position in the draft", "acceptance, all before accepted")
+    figure, told = _drawn(curves, "position in the draft", "acceptance, all before accepted")
     return draw(
         figure,
         name="positions",
-        title=title,
+        title="Where in a round drafts die",
         alt="Line chart. " + "; ".join(told) + ".",
         caption="Share of the drafts put to the test at a position that the verifier accepts, at the longest context "
         + "and the largest gamma. A level line: every draft is as good as the first. Intervals: see the table.",
@@ -66,12 +65,11 @@ def needle_curves(needles: Sequence[Needles]) -> Drawing | None:
     ]
     if not any(len(curve.points) > 1 for curve in curves):
         return None
-    title = "Acceptance by the distance of the needle"
-    figure, told = _drawn(curves, title, "distance (% of the prompt)", "acceptance (share of drafted)")
+    figure, told = _drawn(curves, "distance (% of the prompt)", "acceptance (share of drafted)")
     return draw(
         figure,
         name="needles",
-        title=title,
+        title="Acceptance by the distance of the needle",
         alt="Line chart. " + "; ".join(told) + ".",
         caption="Prompts that ask for a number hidden in their text, by the quarter of the prompt in which it stands, "
         + "the newest first, at the smallest gamma. Intervals, and answers found: see the table.",
@@ -87,7 +85,7 @@ def _known(points: Iterable[tuple[float, Estimate]]) -> list[tuple[float, float]
     return [(x, estimate.value) for x, estimate in points if estimate.value is not None]
 
 
-def _drawn(curves: Sequence[_Curve], title: str, xlabel: str, ylabel: str) -> tuple[Figure, list[str]]:
+def _drawn(curves: Sequence[_Curve], xlabel: str, ylabel: str) -> tuple[Figure, list[str]]:
     """The figure, and what each of its lines says in words."""
     panels = list(dict.fromkeys(curve.panel for curve in curves))[:MAX_PANELS]
     lines = list(dict.fromkeys(curve.label for curve in curves))
@@ -105,5 +103,4 @@ def _drawn(curves: Sequence[_Curve], title: str, xlabel: str, ylabel: str) -> tu
     axes[0].set_ylim(0, 1)
     axes[0].set_ylabel(ylabel)
     legend_beside(figure, axes)
-    headline(figure, title)
     return figure, told

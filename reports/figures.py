@@ -12,7 +12,7 @@ from bdcore.collapse import Estimate
 from bdcore.schema import SELF
 from reports.looks import DASHES, MARKERS, PALETTE, wrapped
 from reports.measured import Measured
-from reports.panels import budget_label, context_axis, headline, heat_map, legend_beside, panel_row
+from reports.panels import budget_label, context_axis, heat_map, legend_beside, panel_row
 from reports.phases import phase_shares
 from reports.svg import Drawing, draw, style
 from reports.training_curves import training_loss
@@ -94,7 +94,6 @@ def _curves(
     grid[0].set_ylim(bottom=0)  # once all panels are drawn: they share the axis, and this fixes its top
     grid[0].set_ylabel(ylabel)
     legend_beside(figure, grid)
-    headline(figure, title)
     one = "" if percent else " 1 is the verifier alone."
     if percent and any(is_ceiling(c.row) for c in drawn):
         one = " Grey: the verifier under the same view, a practical ceiling."
@@ -188,11 +187,10 @@ def acceptance_heat(cells: Sequence[Measured]) -> Drawing | None:
         ]
     for unused in axes[len(keys) :]:
         unused.set_axis_off()
-    headline(figure, "Acceptance by context and budget (%)")
     return draw(
         figure,
         name="acceptance-heat",
-        title="Acceptance by context and budget",
+        title="Acceptance by context and budget (%)",
         alt="Heat map. " + "; ".join(told) + ".",
         caption="Each map at the smallest draft length of its setting. An empty field was not measured.",
     )

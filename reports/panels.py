@@ -25,11 +25,6 @@ def panel_row(count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
-def headline(figure: Figure, text: str) -> None:
-    """The title, over the first panel: in the middle of a narrow figure it would run into a legend beside."""
-    figure.suptitle(text, x=0.01, ha="left")
-
-
 def legend_beside(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend for all panels, each label once."""
     found = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter
 
 from reports.looks import wrapped
 from reports.measured import Measured
-from reports.panels import budget_label, headline
+from reports.panels import budget_label
 from reports.svg import Drawing, draw
 
 PHASES = {"draft_s": "draft", "select_s": "select", "verify_s": "verify", "overhead_s": "overhead"}
@@ -36,7 +36,6 @@ def phase_shares(cells: Sequence[Measured]) -> Drawing | None:
         ax.set_title(f"{context} tokens")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(PHASES))
-    headline(figure, "Decode time by phase")
     where = ", ".join(part for part in (scene, f"gamma {gamma}" if gamma else "") if part)
     return draw(
         figure,

@@ -50,10 +50,11 @@ class Drawing:
 
 
 def draw(figure: Figure, *, name: str, title: str, alt: str, caption: str) -> Drawing:
-    """Render a figure made under `style()`. Equal figures give equal bytes."""
+    """Render a figure made under `style()`, under its title. Equal figures give equal bytes."""
     buffer = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.suptitle(title, x=0.01, ha="left")  # not in the middle: there it runs into a legend beside
         ConstrainedLayoutEngine().execute(figure)  # were it the figure's own, `savefig` would draw all of it twice
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
     body = _clean(buffer.getvalue(), name)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from reports.looks import PALETTE
-from reports.panels import headline, legend_beside, panel_row
+from reports.panels import legend_beside, panel_row
 from reports.svg import Drawing, draw
 
 MAX_POINTS = 400
@@ -41,7 +41,6 @@ def training_loss(training: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawin
         ax.set_xlabel("step")
     axes[0].set_ylabel("loss (nats per token)")
     legend_beside(figure, axes)
-    headline(figure, "Training loss")
     return draw(
         figure,
         name="training-loss",

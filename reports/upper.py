@@ -8,7 +8,7 @@ from bdcore.collapse.pairing import difference, pooled
 from bdcore.schema import FULL_BUDGET
 from reports.figures import MAX_PANELS
 from reports.looks import DASHES, look, wrapped
-from reports.panels import budget_label, context_axis, headline, legend_beside, panel_row
+from reports.panels import budget_label, context_axis, legend_beside, panel_row
 from reports.series import SCENE, Series, aligned, grouped, plain, scene_of
 from reports.svg import Drawing, draw
 
@@ -118,7 +118,6 @@ def upper_curves(found: Sequence[Upper]) -> Drawing | None:
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("acceptance (% of drafted)")
     legend_beside(figure, axes)
-    headline(figure, "The upper envelope")
     return draw(
         figure,
         name="upper-envelope",

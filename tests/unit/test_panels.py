@@ -1,7 +1,7 @@
 """Figures: every line has a look of its own, and a title stays clear of the legend beside it."""
 
 from reports.looks import look
-from reports.panels import headline, legend_beside, panel_row
+from reports.panels import legend_beside, panel_row
 from reports.svg import draw, style
 
 
@@ -16,8 +16,7 @@ def test_the_title_of_a_narrow_figure_does_not_run_into_the_legend() -> None:
         figure, axes = panel_row(1)
         axes[0].plot([1, 2], [1, 2], label="base, budget 1024, attention_mass,\nabsolute")
         legend_beside(figure, axes)
-        headline(figure, "Where in a round drafts die")
-        draw(figure, name="narrow", title="", alt="", caption="")
+        draw(figure, name="narrow", title="Where in a round drafts die", alt="", caption="")
         title, (legend,) = figure.texts[0].get_window_extent(), figure.legends
         assert title.x0 >= 0
         assert title.x1 < legend.get_window_extent().x0
