@@ -72,7 +72,9 @@ PARTS = (
     Part(GROWS, "prompts cut from documents", ["tasks.evaluation:_disjoint"]),
     Part(GROWS, "finished files looked for", ["tasks.evaluation:_kept", "tasks.evaluation:_failures"]),
     Part(GROWS, "MLflow: curves of every method", ["flows.evaluation:record_grid"]),
-    Part(GROWS, "cells and intervals by DuckDB, twice", ["tasks.recording:summary_rows", "reports.build:summary_rows"]),
+    Part(
+        GROWS, "cells and intervals by DuckDB, twice", ["tasks.recording:summary_rows", "reports.measured:summary_rows"]
+    ),
     Part(
         GROWS,
         "locks, keys, manifest, the table printed",

@@ -137,7 +137,7 @@ def _run_flow(stage: str, config: str, overrides: list[str], limit: int | None) 
 
 
 def _summary(study: Any) -> None:
-    from reports.build import summary_rows
+    from reports.measured import summary_rows
 
     console.print(_cells(study.config.name, summary_rows(study.workspace.root, study.keys.run)))
     root = study.workspace.root

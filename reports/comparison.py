@@ -4,7 +4,8 @@ from typing import Any
 
 import duckdb
 
-from reports.paper import contradictions, numbers, peaks
+from reports.paper import contradictions, peaks
+from reports.printed import numbers
 from reports.tables import records
 
 _COMPARED = """

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -9,7 +10,7 @@ import duckdb
 from bdcore.collapse import Cell, Estimate, ratios_of_sums
 from reports.labels import VARIANT, label, varying
 from reports.series import SCENE
-from reports.tables import CELL_KEYS, records
+from reports.tables import CELL_KEYS, arrays, read, records
 
 _RATIOS = (
     ("accepted", "drafted"),
@@ -75,7 +76,7 @@ class Measured:
 def measure(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Measured]:
     """Every cell of a run in reading order: scene, context, `ar` first, method, budget with full last, gamma."""
     rows = records(connection, "SELECT * FROM cells WHERE run_key = ?", [run_key])
-    prompts = {_key(row): row for row in records(connection, _BY_PROMPT, [run_key])}
+    prompts = {_key(row): row for row in arrays(connection, _BY_PROMPT, [run_key])}
     scene, variant = varying(SCENE, rows), varying(VARIANT, rows)
     sums = [prompts.get(_key(row), {}) for row in rows]
     estimates = iter(ratios_of_sums([(s.get(top, []), s.get(bottom, [])) for s in sums for top, bottom in _RATIOS]))
@@ -101,6 +102,11 @@ def _reading_order(cell: Measured) -> tuple[Any, ...]:
         # A prompt fed to two drafters of one name gives two cells: keep their order stable.
         str(row["drafter_key"]),
     )
+
+
+def summary_rows(workspace: Path, run_key: str) -> list[dict[str, Any]]:
+    """The cells of a run for a terminal table; ratios as fractions with `lo` and `hi`, None where undefined."""
+    return read(workspace, lambda connection: summary(measure(connection, run_key)), run_key=run_key)
 
 
 def summary(cells: Iterable[Measured]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 
 from bdcore.collapse.pairing import Sums
-from reports.tables import CELL_KEYS, records
+from reports.tables import CELL_KEYS, arrays
 
 _SUMS = f"""
 SELECT {", ".join(CELL_KEYS)}, list(doc_id ORDER BY doc_id) AS docs,
@@ -41,11 +41,15 @@ def per_document(connection: duckdb.DuckDBPyConnection, run_key: str) -> list[Se
     return [
         Series(
             {name: row[name] for name in CELL_KEYS},
-            dict(zip(row["docs"], zip(row["accepted"], row["drafted"], strict=True), strict=True)),
-            dict(zip(row["docs"], zip(row["ar_decode_s"], row["decode_s"], strict=True), strict=True)),
+            _by_document(row["docs"], row["accepted"], row["drafted"]),
+            _by_document(row["docs"], row["ar_decode_s"], row["decode_s"]),
         )
-        for row in records(connection, _SUMS, [run_key])
+        for row in arrays(connection, _SUMS, [run_key])
     ]
+
+
+def _by_document(docs: Any, first: Any, second: Any) -> dict[str, Sums]:
+    return dict(zip(docs.tolist(), zip(first.tolist(), second.tolist(), strict=True), strict=True))
 
 
 def aligned(*tables: Mapping[str, Sums]) -> list[list[Sums]]:

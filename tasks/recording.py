@@ -9,7 +9,7 @@ from bdcore.evaluation.grid import REPLAY
 from bdcore.identity import MANIFEST, read_manifest
 from bdcore.schema import FULL_BUDGET
 from bdcore.study import Study
-from reports.build import summary_rows
+from reports.measured import summary_rows
 from tasks.progress import ArtifactRef, OnRecord
 from tasks.tracking import Point, Run, Tracker, never_fatal
 

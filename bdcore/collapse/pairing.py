@@ -52,13 +52,12 @@ def paired(
 
 
 def complete(*tables: Sequence[Sums]) -> Floats:
-    """(2 * tables, documents): numerators and denominators by turns, of the documents that are defined in all tables.
+    """(2 K, N) of K tables: numerators and denominators by turns, of the N documents that are defined in all of them.
 
     Entry i of every table is the same document; tables of different lengths are a ValueError.
     """
-    rows = [
-        [value for sums in document for value in sums]
-        for document in zip(*tables, strict=True)
-        if all(top is not None and bottom for top, bottom in document)
-    ]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), 2 * len(tables)).T
+    documents = len(tables[0]) if tables else 0
+    values_KN2 = np.array(tables, dtype=np.float64).reshape(len(tables), documents, 2)
+    bottom_KN = values_KN2[..., 1]
+    defined_N = (~np.isnan(values_KN2.sum(-1)) & (bottom_KN != 0)).all(0)
+    return values_KN2[:, defined_N].transpose(0, 2, 1).reshape(2 * len(tables), int(defined_N.sum()))

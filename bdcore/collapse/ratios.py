@@ -6,15 +6,17 @@ Legend: R resamples, N prompts, K ratios.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bdcore.collapse.intervals import CONFIDENCE, RESAMPLES, Estimate, Floats, ends, resampled
 
 _TOGETHER = 256
 """Ratios that share their resamples: what bounds the memory of a grid of many cells."""
-Values = Sequence[float | None]
-"""One per prompt."""
+Values = Sequence[float | None] | NDArray[Any]
+"""One per prompt, None or masked where undefined."""
 
 
 def ratio_of_sums(
@@ -58,13 +60,14 @@ def ratios_of_sums(
 
 def _pairs(numerators: Values, denominators: Values) -> tuple[Floats, Floats]:
     """What contributes to a ratio: two arrays (N,)."""
-    pairs = [
-        (float(a), float(b))
-        for a, b in zip(numerators, denominators, strict=True)
-        if a is not None and b is not None and (a or b)
-    ]
-    pairs_N2 = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    return pairs_N2[:, 0], pairs_N2[:, 1]
+    top_N, bottom_N = _floats(numerators), _floats(denominators)
+    counted_N = ~np.isnan(top_N + bottom_N) & ((top_N != 0) | (bottom_N != 0))
+    return top_N[counted_N], bottom_N[counted_N]
+
+
+def _floats(values: Values) -> Floats:
+    """NaN for None and for what is masked."""
+    return np.ma.filled(np.asanyarray(values, dtype=np.float64), np.nan)
 
 
 def _point(top_N: Floats, bottom_N: Floats) -> Estimate:

@@ -12,7 +12,8 @@ from bdcore.config import load_config
 from bdcore.evaluation.grid import cells, unused_exclusions
 from bdcore.kv.budget import FULL
 from reports.build import build_report
-from reports.paper import CONTRADICTIONS, contradictions, find, numbers, peaks
+from reports.paper import CONTRADICTIONS, contradictions, peaks
+from reports.printed import find, numbers
 from reports.tables import query
 from tests.unit.test_reports import RUN, Page, failure, grid, one, replayed, sample, store
 

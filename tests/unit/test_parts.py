@@ -16,7 +16,8 @@ from bdcore.evaluation.grid import cells
 from bdcore.schema import SAMPLES, write_rows
 from flows.cli import app
 from reports import tables
-from reports.build import build_report, summary_rows
+from reports.build import build_report
+from reports.measured import summary_rows
 from reports.parts import fault, find
 from reports.tables import query, read
 from tasks.reporting import planned

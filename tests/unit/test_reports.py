@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bdcore.schema import ROUNDS, SAMPLES, TARGETS, write_rows
-from reports.build import build_report, summary_rows
+from reports.build import build_report
+from reports.measured import summary_rows
 from reports.outputs import TEXT_LIMIT, in_pieces
 from reports.tables import query, read, render_views, write_views
 
