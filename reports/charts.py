@@ -14,12 +14,15 @@ from reports.analysis import Analysis
 from reports.breakeven import Worth
 from reports.death_curves import needle_curves, position_curves
 from reports.figures import MAX_PANELS
-from reports.looks import PALETTE, look
+from reports.looks import PALETTE, look, wrapped
 from reports.measured import Measured
 from reports.panels import budget_label, heat_map, legend_beside, panel_row
-from reports.svg import Drawing, draw, style
+from reports.svg import INK, Drawing, draw, style
 from reports.swaps import Swaps
 from reports.upper import upper_curves
+
+TITLE_WIDTH = 60
+"""Characters over a bar chart whose labels take a third of the figure."""
 
 
 def analysis_figures(cells: Sequence[Measured], analysis: Analysis) -> list[Drawing]:
@@ -42,24 +45,25 @@ def attribution_bars(swaps: Sequence[Swaps]) -> Drawing | None:
     shown = [s for s in swaps if s.found.lost.value is not None][:MAX_PANELS]
     if not shown:
         return None
-    heights = [0.34 * (len(s.found.swaps) + 1) + 1.1 for s in shown]
+    titles = ["\n".join(wrapped(line, TITLE_WIDTH) for line in s.title.split(": ", 1)) for s in shown]
+    heights = [0.34 * (len(s.found.swaps) + 1) + 0.8 + 0.17 * t.count("\n") for s, t in zip(shown, titles, strict=True)]
     figure = Figure(figsize=(8.2, sum(heights)))
     axes = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights).ravel().tolist()
     told: list[str] = []
-    for ax, one in zip(axes, shown, strict=True):
+    for ax, one, title in zip(axes, shown, titles, strict=True):
         bars = [("lost", one.found.lost), *((s.name, s.gained) for s in one.found.swaps)]
         bars = [(name, estimate) for name, estimate in bars if estimate.value is not None]
         for y, (name, estimate) in enumerate(bars):
             colour = PALETTE[-1] if name == "lost" else PALETTE[0]
             ax.barh(y, 100 * (estimate.value or 0.0), color=colour, height=0.66, alpha=0.85)
             if estimate.low is not None and estimate.high is not None:
-                ax.hlines(y, 100 * estimate.low, 100 * estimate.high, color="#808080", linewidth=2.2)
+                ax.hlines(y, 100 * estimate.low, 100 * estimate.high, color=INK, linewidth=1.5)
             told.append(f"{one.title}, {name}: {100 * (estimate.value or 0.0):+.1f} points")
         ax.set_yticks(range(len(bars)), [name for name, _ in bars])
         ax.invert_yaxis()
         ax.axvline(0, color="#808080", linewidth=1.2)
         ax.set_xlabel("acceptance (points)")
-        ax.set_title(one.title.replace(": ", "\n", 1), loc="left")
+        ax.set_title(title, loc="left")
     return draw(
         figure,
         name="attribution",

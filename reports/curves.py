@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 from bdcore.schema import SELF
 from reports.envelope import drafters
 from reports.looks import DASHES, MARKERS, PALETTE
+from reports.panels import legend
 from reports.svg import Drawing, draw, style
 
 Row = Mapping[str, Any]
@@ -152,7 +153,7 @@ def _figure(
     axes[0, 0].set_ylim(bottom=0)
     found = {t: h for ax in axes.flat for h, t in zip(*ax.get_legend_handles_labels(), strict=True)}
     order = [look["label"] for look in looks.values() if look["label"] in found]
-    figure.legend([found[t] for t in order], order, loc="outside right upper", handlelength=3.2)
+    legend(figure, {text: found[text] for text in order})
     return draw(figure, name=name, title=title, alt="Line charts. " + "; ".join(told) + ".", caption=caption)
 
 

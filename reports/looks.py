@@ -22,6 +22,6 @@ def look(i: int) -> dict[str, str]:
     }
 
 
-def wrapped(text: str) -> str:
-    """Lines that fit above a small panel or beside it."""
-    return "\n".join(textwrap.wrap(text, LABEL_WIDTH))
+def wrapped(text: str, width: int = LABEL_WIDTH) -> str:
+    """Lines that fit above a small panel or beside it, or of `width` characters."""
+    return "\n".join(textwrap.wrap(text, width))

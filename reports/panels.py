@@ -1,11 +1,15 @@
 """Parts that figures share: panels in rows, a legend beside them, a map of context x budget."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
+
+_LINE, _GAP = 0.167, 0.0625
+"""Inches that a line of a legend takes, and the space between two entries."""
 
 
 def budget_label(budget: int) -> str:
@@ -28,7 +32,14 @@ def panel_row(count: int) -> tuple[Figure, list[Axes]]:
 def legend_beside(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend for all panels, each label once."""
     found = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    legend(figure, found)
+
+
+def legend(figure: Figure, found: Mapping[str, Any]) -> None:
+    """Label -> handle, beside the panels. The figure grows where the legend would not fit into its height."""
     figure.legend(list(found.values()), list(found), loc="outside right upper", handlelength=3.2)
+    lines = sum(label.count("\n") + 1 for label in found)
+    figure.set_figheight(max(figure.get_figheight(), _LINE * lines + _GAP * (len(found) + 2)))
 
 
 def context_axis(ax: Axes, contexts: Sequence[int]) -> None:

@@ -18,6 +18,9 @@ _POLICIES = {
     "last_key": "chunks by the last key",
     "sink_recent": "sinks and newest keys alone",
     "attention_mass": "chunks by attention",
+    "attention_ahead": "chunks by attention and those after them",
+    "retrieval": "chunks by attention, every round from all keys",
+    "retrieval_ahead": "the same and those after them",
 }
 
 
