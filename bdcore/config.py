@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from bdcore.kv.budget import FULL, Selection, check_budget, parse_budget
+from bdcore.kv.budget import FULL, READS_AHEAD, STORES_ALL, Selection, check_budget, parse_budget
 
 
 def _listed(value: Any) -> Any:
@@ -36,7 +36,18 @@ def _weighed(value: Any) -> Any:
 
 
 Budget = Annotated[int, BeforeValidator(parse_budget)]
-Policy = Literal["attention_mass", "last_key", "sink_recent", "random", "oracle", "no_sinks", "no_recent"]
+Policy = Literal[
+    "attention_mass",
+    "attention_ahead",
+    "retrieval",
+    "retrieval_ahead",
+    "last_key",
+    "sink_recent",
+    "random",
+    "oracle",
+    "no_sinks",
+    "no_recent",
+]
 PositionMode = Literal["absolute", "in_cache"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 GammaMode = Literal["fixed", "confidence", "adaptive"]
@@ -256,9 +267,11 @@ class MixtureConfig(Section):
 class SparseConfig(Section):
     """How a sparse cache is chosen, the same for training views and for the grid.
 
-    Policies. `attention_mass`: chunks with most attention of the newest queries (the paper). `last_key`: the authors'
-    code. `sink_recent`: StreamingLLM. `oracle` (grid only): chunks the verifier attends to. Controls: `random`;
-    `no_sinks` and `no_recent` are `attention_mass` without the sinks, and without the newest quarter of the budget.
+    Policies. `attention_mass`: chunks with most attention of the newest queries (the paper). `attention_ahead`: a chunk
+    counts as much as the one before it. `retrieval`, `retrieval_ahead` (grid only): the same two, chosen before every
+    round from all keys, which stay stored: the budget bounds what is read. `last_key`: the authors' code.
+    `sink_recent`: StreamingLLM. `oracle` (grid only): chunks the verifier attends to. Controls: `random`; `no_sinks`
+    and `no_recent` are `attention_mass` without the sinks, and without the newest quarter of the budget.
     Position modes. `absolute`: kept keys keep their positions (the paper). `in_cache`: re-rotated to 0..n-1.
     """
 
@@ -272,7 +285,7 @@ class SparseConfig(Section):
     """Newest queries whose attention scores the chunks."""
 
     def check(self, policies: Iterable[str], budgets: Iterable[int]) -> None:
-        if "attention_mass" in policies and self.window > self.recent:
+        if {"attention_mass", *READS_AHEAD, *STORES_ALL}.intersection(policies) and self.window > self.recent:
             raise ValueError(
                 f"window = {self.window} > recent = {self.recent}: the observed queries' own keys must stay"
             )
@@ -304,6 +317,11 @@ class ViewsConfig(SparseConfig):
             check_weights(name, getattr(self, name))
         if "oracle" in self.policy:
             raise ValueError("policy = oracle: training has no verifier beside it; use another policy for the views")
+        if found := [name for name in self.policy if name in STORES_ALL]:
+            raise ValueError(
+                f"policy = {found[0]}: views choose from the whole prefix under every policy; use attention_mass or "
+                "attention_ahead"
+            )
         self.check(self.policy, self.budgets)
         return self
 

@@ -12,7 +12,7 @@ from bdcore.decoding.methods import METHODS
 from bdcore.documents import Document, Prompt, check_corpus, load_documents, shared
 from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, cells, unused_exclusions, writes
 from bdcore.evaluation.texts import documents_of, prompts_of
-from bdcore.kv.budget import keys_within
+from bdcore.kv.budget import STORES_ALL, keys_within
 from bdcore.models.loading import check_model, check_vocabulary, load_tokenizer
 from bdcore.models.shape import ModelShape, drafter_shape, verifier_shape
 from bdcore.runtime import Runtime, seed_for, torch_dtype
@@ -51,6 +51,7 @@ def check(config: Config) -> tuple[ModelShape, ModelShape]:
         )
     _check_methods(config.grid)
     _check_exclusions(config.grid)
+    _check_caches(config.grid)
     _check_positions(config, verifier, drafter)
     return verifier, drafter
 
@@ -60,6 +61,11 @@ def with_budgets(config: Config, runtime: Runtime) -> Config:
     grid = config.grid
     if not grid.budget_bytes:
         return config
+    if found := STORES_ALL.intersection(grid.policy):
+        raise ConfigError(
+            f"grid.budget_bytes: policy = {min(found)} stores every key, so no budget bounds its memory; give "
+            "grid.budgets in keys"
+        )
     drafter = drafter_shape(config.drafter, verifier_shape(config.verifier))
     key_bytes = drafter.kv_bytes(1, torch_dtype(runtime.grid_dtype).itemsize)
     try:
@@ -204,6 +210,15 @@ def _check_exclusions(grid: GridConfig) -> None:
         raise ConfigError(f"grid.exclude: no cell is like {unused[0]}; mend it or take it out")
     if not any(cell.gamma for cell in cells(grid)) and grid.methods != ["ar"]:
         raise ConfigError("grid.exclude: every cell that drafts is excluded")
+
+
+def _check_caches(grid: GridConfig) -> None:
+    for cell in cells(grid):
+        if cell.policy in STORES_ALL and cell.position_mode == "in_cache":
+            raise ConfigError(
+                f"grid.policy = {cell.policy}: keys that come back have no place in the order of position_mode = "
+                f"in_cache; use absolute, or exclude {{policy: {cell.policy}, position_mode: in_cache}}"
+            )
 
 
 def _check_positions(config: Config, verifier: ModelShape, drafter: ModelShape) -> None:

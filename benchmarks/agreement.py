@@ -1,14 +1,15 @@
 """How often trained drafters say what the verifier says, at every token of held-out documents, by context and budget.
 
 `replay` measures a draft of one token at some positions, through the pipeline; differences of a few points drown in its
-sample. This reads the same documents through the same cache in blocks of 32 tokens: before each block the cache is
-brought to the budget, and at each token of it the drafter's choice is compared with the verifier's greedy token. All
-drafters see the same tokens, so differences are paired over documents. It differs from `replay` in two ways: up to 31
-tokens more than the budget are seen inside a block, and the selection is renewed every 32 tokens.
+sample. This reads the same documents through the same cache in blocks of `--block` tokens: before each block the cache
+is brought to the budget, and at each token of it the drafter's choice is compared with the verifier's greedy token. All
+drafters and policies see the same tokens, so differences are paired over documents. It differs from `replay` in two
+ways: the tokens of a block are seen beside the budget, and the selection is renewed once a block.
 
 Needs studies whose drafters are trained (`budgetdraft run CONFIG --stage training`); measured views are kept.
 
     python benchmarks/agreement.py configs/study/main.yaml configs/study/a_only.yaml --reference main --budgets 64 256
+    python benchmarks/agreement.py configs/study/native.yaml --policies retrieval sink_recent --reference sink_recent
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from bdcore.collapse.intervals import Estimate
 from bdcore.collapse.pairing import difference, pooled
 from bdcore.documents import Prompt
 from bdcore.evaluation.cell import cache_plan
@@ -34,7 +36,6 @@ from bdcore.study import Study, open_study
 from bdcore.targets.generate import forced
 from reports.files import csv_of, write_text
 
-BLOCK = 32
 TABLES = "encodings/"
 """Codec tables of the standard library: easy for everyone, so reported apart from code."""
 
@@ -61,9 +62,9 @@ def choices(drafter: Drafter, plan: CachePlan, ids: list[int]) -> list[int]:
     """The drafter's token after each token of the text, through the cache of decoding."""
     stepper = Stepper(drafter.model, plan.sized(len(ids)))
     said: list[int] = []
-    for start in range(0, len(ids), BLOCK):
+    for start in range(0, len(ids), plan.block):
         stepper.fit()
-        best = stepper.feed(ids[start : start + BLOCK])[0].argmax(-1)
+        best = stepper.feed(ids[start : start + plan.block])[0].argmax(-1)
         said += drafter.to_ids(best).tolist()
     return said
 
@@ -132,14 +133,16 @@ Table = dict[tuple[str, str, str, str], list[tuple[int, ...]]]
 """(drafter, group of documents, view, context) -> sums per document."""
 
 
-def measure(study: Study, names: list[str], views: list[View], contexts: list[int], measured: Measured) -> Table:
+def measure(
+    study: Study, names: list[str], views: list[View], contexts: list[int], block: int, measured: Measured
+) -> Table:
     texts = [replace(t, ids=t.ids[: contexts[-1]]) for t in documents(study)]
     right = truths(study, texts, measured)
     table: Table = {}
     for name, key, drafter in drafters(study, names):
         for view in views:
             how = cache_plan(study.config, budget=view.budget, policy=view.policy, position_mode=view.position_mode)
-            plan = replace(how, block=BLOCK)
+            plan = replace(how, block=block)
             for text, truth in zip(texts, right, strict=True):
                 found = measured.get(
                     ("agreement", key, asdict(plan), text.ids, contexts),
@@ -153,7 +156,7 @@ def measure(study: Study, names: list[str], views: list[View], contexts: list[in
 
 
 def rows(tables: Sequence[Table], reference: str | None) -> list[dict[str, Any]]:
-    """Agreement with its interval over documents, and the paired difference to the reference in the same view.
+    """Agreement with its interval over documents, and paired differences to the reference.
 
     One table per seed: a document counts with the sum over its seeds, and each seed's difference stands beside.
     """
@@ -165,15 +168,28 @@ def rows(tables: Sequence[Table], reference: str | None) -> list[dict[str, Any]]
         row = {"drafter": name, "corpus": group, "context": int(context), "budget": budget, "policy": policy}
         row |= {"position_mode": mode, "n": len(sums), "tokens": sum(b for _, b in sums)}
         row |= {"agreement": one.value, "lo": one.low, "hi": one.high}
-        other = (reference or "", group, view, context)
-        if other in table and name != reference:
-            gap = difference(sums, table[other])
+        others = [o for o in sorted(table) if o[1::2] == (group, context) and compared(name, view, o, reference)]
+        for other in others or [None]:
+            gap = difference(sums, table[other]) if other else Estimate(None, None, None, 0)
+            row |= {"reference": other and f"{other[0]} {other[2]}"}
             row |= {"minus_reference": gap.value, "minus_lo": gap.low, "minus_hi": gap.high}
-            if len(tables) > 1:
+            if len(tables) > 1 and other:
                 each = [difference(t[name, group, view, context], t[other]).value for t in tables]
                 row["minus_by_seed"] = " ".join(f"{value:.4f}" for value in each if value is not None)
-        out.append(row)
+            out.append(row.copy())
     return out
+
+
+def compared(name: str, view: str, other: tuple[str, str, str, str], reference: str | None) -> bool:
+    """Whether `other` is what this drafter and view are compared with: the reference drafter in the same view, or the
+    same drafter under the reference policy, at the same budget or, for the full cache, at each.
+    """
+    budget, policy, mode = view.split(",")
+    its_budget, its_policy, its_mode = other[2].split(",")
+    if other[0] == reference:
+        return name != reference and other[2] == view
+    same = budget == "full" or (budget, mode) == (its_budget, its_mode)
+    return other[0] == name and its_policy == reference != policy and same
 
 
 def over_seeds(tables: Sequence[Table]) -> Table:
@@ -184,7 +200,7 @@ def over_seeds(tables: Sequence[Table]) -> Table:
     }
 
 
-def one(configs: Sequence[str], settings: list[str], views: list[View], contexts: list[int]) -> Table:
+def one(configs: Sequence[str], settings: list[str], views: list[View], contexts: list[int], block: int) -> Table:
     """The table of all studies with these settings."""
     studies = [open_study(config, settings) for config in configs if config != "base"]
     names = [[s.config.name] for s in studies]
@@ -192,7 +208,7 @@ def one(configs: Sequence[str], settings: list[str], views: list[View], contexts
     measured = Measured(studies[0].workspace.root / "agreement")
     table: Table = {}
     for study, wanted in zip(studies, names, strict=True):
-        table |= measure(study, wanted, views, contexts, measured)
+        table |= measure(study, wanted, views, contexts, block, measured)
     return table
 
 
@@ -205,14 +221,15 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--budgets", nargs="+", default=["64", "256", "full"])
     parser.add_argument("--policies", nargs="+", default=["attention_mass"])
     parser.add_argument("--modes", nargs="+", default=["absolute"], choices=["absolute", "in_cache"])
-    parser.add_argument("--reference", help="name of the study the others are compared with")
+    parser.add_argument("--reference", help="name of the study, or the policy, that the others are compared with")
+    parser.add_argument("--block", type=int, default=32, help="tokens read at once, between two selections")
     parser.add_argument("--out", type=Path, default=Path("workspace/benchmarks/agreement.csv"))
     options = parser.parse_args(argv)
     sparse = [int(budget) for budget in options.budgets if budget != "full"]
     views = [View(b, p, m) for b, p, m in product(sparse, options.policies, options.modes)]
     views += [View(FULL, "full", "absolute")] if "full" in options.budgets else []
     seeds = [[f"training.seed={seed}"] for seed in options.seeds or ()] or [[]]
-    tables = [one(options.configs, [*options.set, *seed], views, options.contexts) for seed in seeds]
+    tables = [one(options.configs, [*options.set, *seed], views, options.contexts, options.block) for seed in seeds]
     found = rows(tables, options.reference)
     write_text(options.out, csv_of(found))
     return found

@@ -47,13 +47,13 @@ class ModelDrafts:
 
     @property
     def kv_bytes(self) -> int:
-        cache = self.stepper.cache
-        # The buffer of a full cache is as long as the whole document: at a shorter context count what it needed there.
-        return cache.bytes() if self.stepper.sparse else cache.bytes() // cache.layers[0].capacity * self.cached_peak
+        # A buffer of everything is as long as the whole document: at a shorter context count what it needed there.
+        return self.stepper.cache.bytes(None if self.stepper.plan.drops else self.cached_peak)
 
     def at(self, position: int, choice: int) -> tuple[list[int], int]:
         stepper = self.stepper
         stepper.prefill(self.ids[stepper.logical : position - 1])
+        stepper.fit()
         drafts = [self._next(self.ids[position - 1])]
         while drafts[0] == choice and len(drafts) < self.gamma:
             drafts.append(self._next(drafts[-1]))

@@ -7,7 +7,7 @@ from typing import Any
 from bdcore.config import Exclusion, GridConfig
 from bdcore.decoding.methods import METHODS, Method
 from bdcore.identity import digest
-from bdcore.kv.budget import FULL, FULL_POLICY
+from bdcore.kv.budget import FULL, FULL_POLICY, STORES_ALL
 
 GREEDY, SAMPLED, REPLAY = "greedy", "sampled", "replay"
 WRITTEN = (GREEDY, SAMPLED)
@@ -88,7 +88,7 @@ def _method_cells(grid: GridConfig, method: Method, workload: str, context: int,
             *cache,
             gamma,
             gamma_mode=mode,
-            refresh=0 if cache[0] == FULL else grid.refresh,
+            refresh=0 if cache[0] == FULL or cache[1] in STORES_ALL else grid.refresh,
             workload=workload,
             drafter=drafter,
             temperature=temperature,

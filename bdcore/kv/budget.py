@@ -5,6 +5,12 @@ from typing import Any
 
 FULL = -1
 FULL_POLICY = "full"
+STORES_ALL = frozenset({"retrieval", "retrieval_ahead"})
+"""Policies whose budget bounds what is read: what is not chosen stays stored, and may come back."""
+READS_AHEAD = frozenset({"attention_ahead", "retrieval_ahead"})
+"""Policies by which a chunk counts as much as the one before it: having found a passage, a copying head reads on."""
+OBSERVES = STORES_ALL | READS_AHEAD | {"attention_mass", "no_sinks", "no_recent"}
+"""Policies that score keys by the attention of the newest queries."""
 
 
 @dataclass(frozen=True)

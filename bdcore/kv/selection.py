@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bdcore.kv.attention import soft_capped
-from bdcore.kv.budget import FULL, FULL_POLICY, Selection
+from bdcore.kv.budget import FULL, FULL_POLICY, OBSERVES, READS_AHEAD, Selection
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,13 @@ def _oracle(seen: Evidence) -> Tensor:
 
 
 POLICIES: dict[str, ScoreFn] = {
-    "attention_mass": window_mass,
+    **dict.fromkeys(sorted(OBSERVES), window_mass),
     "last_key": _last_key,
     "sink_recent": _sink_recent,
     "random": _random,
     "oracle": _oracle,
-    "no_sinks": window_mass,
-    "no_recent": window_mass,
 }
 """`no_sinks` and `no_recent` are controls: `attention_mass` that must not keep what it would keep by rule."""
-NEEDS_QUERIES = frozenset({"attention_mass", "no_sinks", "no_recent"})
 # `last_key` compares with the mean key of a chunk; the others add up what the chunk's keys hold.
 _CHUNK_MEAN = frozenset({"last_key"})
 
@@ -135,6 +132,8 @@ def select(seen: Evidence, *, budget: int, selection: Selection) -> Tensor:
         )
     scores_BHT = POLICIES[selection.policy](replace(seen, seed=selection.seed + T))
     scores_BHN = chunk_scores(scores_BHT, chunk, mean=selection.policy in _CHUNK_MEAN)
+    if selection.policy in READS_AHEAD:
+        scores_BHN = torch.maximum(scores_BHN, F.pad(scores_BHN, (1, 0))[..., :-1])
     # Above any score, the infinite ones of keys that an oracle has not seen included.
     scores_BHN = scores_BHN.clamp(max=torch.finfo(scores_BHN.dtype).max).masked_fill(forced_N.to(device), torch.inf)
     scores_BHN = scores_BHN.masked_fill(_banned(T, num_chunks, budget, selection).to(device), -torch.inf)

@@ -64,7 +64,13 @@ class LayerStorage(CacheLayerMixin):
         return self._tokens[:, : self.physical]
 
     def view(self) -> tuple[Tensor, Tensor]:
+        """All cached keys and values."""
         return self.keys[:, :, : self.physical], self.values[:, :, : self.physical]
+
+    @property
+    def read(self) -> "LayerStorage":
+        """What attention reads."""
+        return self
 
     def observe(self, queries_BQTD: Tensor) -> None:
         """Remember the newest queries; they belong to the newest keys."""
@@ -85,8 +91,12 @@ class LayerStorage(CacheLayerMixin):
 
     def keep(self, index_BHK: Tensor, inv_freq: Tensor | None) -> None:
         """Keep only these keys, in this order. With `inv_freq` they are re-rotated to positions 0..K-1."""
+        self.hold(self, index_BHK, inv_freq)
+
+    def hold(self, other: "LayerStorage", index_BHK: Tensor, inv_freq: Tensor | None) -> None:
+        """`keep` of another layer's keys, in place of what this one has."""
         K = index_BHK.shape[2]
-        keys, values = self.view()
+        keys, values = other.view()
         gather = index_BHK[..., None]
         kept = keys.gather(2, gather.expand(-1, -1, -1, keys.shape[3]))
         if inv_freq is not None:
@@ -97,8 +107,16 @@ class LayerStorage(CacheLayerMixin):
         self.keys[:, :, :K] = kept
         self.values[:, :, :K] = values.gather(2, gather.expand(-1, -1, -1, values.shape[3]))
         if self._tokens is not None:
-            self._tokens[:, :K] = self._tokens.gather(1, index_BHK[0])
-        self.physical = K
+            self._tokens[:, :K] = other.tokens.gather(1, index_BHK[0])
+        self.physical, self.fed = K, other.fed
+
+    def clear(self) -> None:
+        """Forget everything; the buffers stay."""
+        self.physical, self.fed, self.queries = 0, 0, None
+
+    def buffers(self) -> list[Tensor]:
+        """What is allocated."""
+        return [self.keys, self.values] if self.is_initialized else []
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.physical + query_length, 0
@@ -110,15 +128,69 @@ class LayerStorage(CacheLayerMixin):
         return self.capacity
 
 
+class RetrievedStorage(LayerStorage):
+    """Keeps every key, and reads copies of those chosen last with what was appended since: a budget bounds what is
+    read, not what is stored. Until a choice is made, everything is read.
+    """
+
+    def __init__(self, capacity: int, num_queries: int, *, most: int) -> None:
+        super().__init__(capacity, num_queries)
+        self._chosen = LayerStorage(most, 0, track=True)
+        self._reads_all = True
+
+    @property
+    def read(self) -> LayerStorage:
+        return self if self._reads_all else self._chosen
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append T keys and values; returns views of what is read."""
+        everything = super().update(key_states, value_states)
+        return everything if self._reads_all else self._chosen.update(key_states, value_states)
+
+    def choose(self, index_BHK: Tensor | None) -> None:
+        """Read these keys alone, or everything."""
+        self._reads_all = index_BHK is None
+        if index_BHK is not None:
+            if not self._chosen.is_initialized:
+                self._chosen.lazy_initialization(*self.view())
+            self._chosen.hold(self, index_BHK, None)
+
+    def rollback(self, n: int) -> None:
+        super().rollback(n)
+        if not self._reads_all:
+            self._chosen.rollback(n)
+
+    def clear(self) -> None:
+        super().clear()
+        self._reads_all = True
+
+    def buffers(self) -> list[Tensor]:
+        return super().buffers() + self._chosen.buffers()
+
+
 class KVStorage(Cache):
-    """The layers of one model, and how many tokens of the sequence they have been fed."""
+    """The layers of one model, and how many tokens of the sequence they have been fed. With `most`, all keys are stored
+    and at most so many of them read.
+    """
 
     layers: list[LayerStorage]  # type: ignore[assignment]
 
     def __init__(
-        self, num_layers: int, capacity: int, *, num_queries: int = 0, track: bool = False, in_cache: bool = False
+        self,
+        num_layers: int,
+        capacity: int,
+        *,
+        num_queries: int = 0,
+        track: bool = False,
+        in_cache: bool = False,
+        most: int | None = None,
     ) -> None:
-        super().__init__(layers=[LayerStorage(capacity, num_queries, track=track) for _ in range(num_layers)])
+        def layer() -> LayerStorage:
+            if most is not None:
+                return RetrievedStorage(capacity, num_queries, most=most)
+            return LayerStorage(capacity, num_queries, track=track)
+
+        super().__init__(layers=[layer() for _ in range(num_layers)])
         self.in_cache = in_cache
         self.logical = 0
         self.peak_physical = 0
@@ -131,8 +203,8 @@ class KVStorage(Cache):
         self.layers[layer].observe(queries_BQTD)
 
     def positions(self, layer: int) -> Tensor | None:
-        """Where the layer's keys stand, (H, S), once some may be missing; None while key i stands at position i."""
-        storage = self.layers[layer]
+        """Where the keys that a layer reads stand, (H, S), once some may be missing; None while key i stands at i."""
+        storage = self.layers[layer].read
         return storage.tokens if storage.track and not self.in_cache else None
 
     def advance(self, n: int) -> None:
@@ -153,10 +225,10 @@ class KVStorage(Cache):
     def clear(self) -> None:
         """Forget everything; the buffers and the peak stay."""
         for layer in self.layers:
-            layer.physical, layer.fed, layer.queries = 0, 0, None
+            layer.clear()
         self.logical = 0
 
-    def bytes(self) -> int:
-        """Bytes of the key and value buffers, as allocated."""
-        buffers = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+    def bytes(self, most: int | None = None) -> int:
+        """Bytes of the key and value buffers: as allocated, or of at most `most` keys in each."""
+        buffers = [t[:, :, :most] for layer in self.layers for t in layer.buffers()]
         return sum(t.numel() * t.element_size() for t in buffers)

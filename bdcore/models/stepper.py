@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from bdcore.kv.attention import attend
-from bdcore.kv.budget import FULL, FULL_POLICY, Selection, prefill_piece
-from bdcore.kv.selection import NEEDS_QUERIES, Evidence, select, window_mass
-from bdcore.kv.storage import KVStorage
+from bdcore.kv.budget import FULL, FULL_POLICY, OBSERVES, STORES_ALL, Selection, prefill_piece
+from bdcore.kv.selection import Evidence, select, window_mass
+from bdcore.kv.storage import KVStorage, RetrievedStorage
 from bdcore.models.layers import LayerFacts, layer_facts
 
 Oracle = Callable[[], Tensor]
@@ -49,14 +49,31 @@ class CachePlan:
     refresh: int = 0
     """Rounds between rebuilding a sparse cache from all tokens so far; 0: never."""
 
+    def __post_init__(self) -> None:
+        if self.retrieves and self.position_mode == "in_cache":
+            raise PositionError(
+                f"policy = {self.selection.policy}: keys that come back have no place in the order of position_mode = "
+                "in_cache; use absolute"
+            )
+
     @property
     def sparse(self) -> bool:
-        """Whether keys are dropped."""
+        """Whether attention reads less than everything."""
         return self.budget != FULL and self.selection.policy != FULL_POLICY
 
+    @property
+    def retrieves(self) -> bool:
+        """Whether what is not read stays stored."""
+        return self.sparse and self.selection.policy in STORES_ALL
+
+    @property
+    def drops(self) -> bool:
+        """Whether keys are dropped."""
+        return self.sparse and not self.retrieves
+
     def sized(self, tokens: int) -> "CachePlan":
-        """The plan with a buffer for a sequence of `tokens`: a full cache grows with it, a sparse one does not."""
-        return self if self.sparse else replace(self, capacity=tokens + self.block)
+        """The plan with a buffer for a sequence of `tokens`: where keys are dropped it does not grow with it."""
+        return self if self.drops else replace(self, capacity=tokens + self.block)
 
 
 class Stepper:
@@ -66,16 +83,17 @@ class Stepper:
         self.model, self.plan, self.oracle = model, plan, oracle
         self.sparse = plan.sparse
         config = model.config
-        needs_queries = self.sparse and plan.selection.policy in NEEDS_QUERIES
+        needs_queries = self.sparse and plan.selection.policy in OBSERVES
         self._window = plan.selection.window if needs_queries else plan.observe
         self._in_cache = plan.position_mode == "in_cache"
         self.cache = KVStorage(
             config.num_hidden_layers,
-            plan.budget + plan.block if self.sparse else plan.capacity,
+            plan.budget + plan.block if plan.drops else plan.capacity,
             # Rolled-back tokens take their queries with them: keep enough for a full window to survive.
             num_queries=self._window + plan.block if self._window else 0,
-            track=self.sparse,
+            track=plan.drops,
             in_cache=self._in_cache,
+            most=plan.budget + plan.block if plan.retrieves else None,
         )
         self.layers: list[LayerFacts] = layer_facts(model)
         self._most_positions = config.max_position_embeddings
@@ -90,13 +108,18 @@ class Stepper:
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """Feed tokens in pieces, dropping keys before a piece would exceed the budget. Last logits: (B, V)."""
+        """Feed tokens in pieces, dropping keys before a piece would exceed the budget. Last logits: (B, V).
+
+        Where everything is stored, it is also read here: what is chosen is chosen by `fit`.
+        """
         ids_BT = self._batch(ids)
         piece = self._prefill_piece()
+        self._read_all()
         logits_BV = torch.empty(0)
         for start in range(0, ids_BT.shape[1], piece):
             part = ids_BT[:, start : start + piece]
-            self.fit(part.shape[1])
+            if self.plan.drops:
+                self.fit(part.shape[1])
             logits_BV = self._forward(part, last_only=True)[:, -1]
         return logits_BV
 
@@ -112,7 +135,7 @@ class Stepper:
 
     @torch.inference_mode()
     def fit(self, incoming: int = 0) -> None:
-        """Drop keys until `incoming` more fit into the budget."""
+        """Drop keys until `incoming` more fit into the budget, or choose anew which of the stored ones are read."""
         if not self.sparse or self.physical + incoming <= self.plan.budget:
             return
         room = (self.plan.budget - incoming) // self.plan.selection.chunk * self.plan.selection.chunk
@@ -120,7 +143,15 @@ class Stepper:
         for index, (layer, facts) in enumerate(zip(self.cache.layers, self.layers, strict=True)):
             seen = replace(self.evidence(index), oracle_HT=None if told is None else _told(told, layer.tokens))
             kept_BHK = select(seen, budget=room, selection=self.plan.selection.for_layer(index))
-            layer.keep(kept_BHK, facts.inv_freq if self._in_cache else None)
+            if isinstance(layer, RetrievedStorage):
+                layer.choose(kept_BHK)
+            else:
+                layer.keep(kept_BHK, facts.inv_freq if self._in_cache else None)
+
+    def _read_all(self) -> None:
+        for layer in self.cache.layers:
+            if isinstance(layer, RetrievedStorage):
+                layer.choose(None)
 
     def evidence(self, index: int) -> Evidence:
         """What a policy may look at in one layer."""
@@ -131,7 +162,7 @@ class Stepper:
             keys_BHSD,
             facts.scale,
             softcap=facts.softcap,
-            positions_HT=self.cache.positions(index),
+            positions_HT=None if self.plan.retrieves else self.cache.positions(index),
             window=facts.window,
         )
 
@@ -160,7 +191,7 @@ class Stepper:
         return torch.arange(start, start + T, device=self.model.device)[None]
 
     def _prefill_piece(self) -> int:
-        if not self.sparse:
+        if not self.plan.drops:
             return self.plan.prefill_chunk
         rule = self.plan.selection
         return prefill_piece(
@@ -237,6 +268,6 @@ class _Packed(Cache):
         for row, query in zip(self.rows, query_1QND.split(self.lengths, 2), strict=True):
             row.observe(layer, query)
             positions = row.positions(layer) if window else None
-            keys, values = row.layers[layer].view()
+            keys, values = row.layers[layer].read.view()
             out.append(attend(query, keys, values, scale, window=window, softcap=softcap, positions_HS=positions))
         return torch.cat(out, 2)

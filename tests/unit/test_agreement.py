@@ -24,9 +24,29 @@ def test_a_document_counts_with_the_sum_over_its_seeds_and_each_seed_stands_besi
     assert sparse["agreement"] == pytest.approx(30 / 60) and sparse["n"] == 2 and sparse["tokens"] == 60
     assert sparse["minus_reference"] == pytest.approx(5 / 60)
     assert [float(x) for x in sparse["minus_by_seed"].split()] == pytest.approx([2 / 30, 3 / 30], abs=1e-4)
-    assert "minus_reference" not in plain
+    assert plain["minus_reference"] is None and plain["reference"] is None
 
 
 def test_one_seed_has_no_column_of_seeds() -> None:
     table = {key("sparse"): [(6, 10), (9, 20)], key("plain"): [(5, 10), (8, 20)]}
     assert all("minus_by_seed" not in row for row in rows([table], "plain"))
+
+
+def test_policies_are_compared_at_their_budget_and_the_full_cache_at_each() -> None:
+    def at(view: str) -> tuple[str, str, str, str]:
+        return "one", "stdlib", view, "512"
+
+    table = {
+        at("64,retrieval,absolute"): [(6, 10), (9, 20)],
+        at("64,sink_recent,absolute"): [(5, 10), (8, 20)],
+        at("256,sink_recent,absolute"): [(7, 10), (9, 20)],
+        at("full,full,absolute"): [(9, 10), (12, 20)],
+    }
+    found = {(r["budget"], r["policy"], r["reference"]): r["minus_reference"] for r in rows([table], "sink_recent")}
+    assert found == {
+        ("64", "retrieval", "one 64,sink_recent,absolute"): pytest.approx(2 / 30),
+        ("64", "sink_recent", None): None,
+        ("256", "sink_recent", None): None,
+        ("full", "full", "one 64,sink_recent,absolute"): pytest.approx(8 / 30),
+        ("full", "full", "one 256,sink_recent,absolute"): pytest.approx(5 / 30),
+    }

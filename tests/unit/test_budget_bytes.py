@@ -60,3 +60,9 @@ def test_half_precision_holds_twice_the_keys():
         for d in (torch.float32, torch.float16)
     ]
     assert sizes[1] == 2 * sizes[0]
+
+
+def test_memory_bounds_no_policy_that_stores_every_key(study):
+    config = load_config(study, ["grid.budget_bytes=[256KiB]", "grid.policy=retrieval"])
+    with pytest.raises(ConfigError, match=r"^grid\.budget_bytes: policy = retrieval stores every key"):
+        with_budgets(config, resolve(config.runtime))

@@ -330,6 +330,9 @@ def test_positions_beyond_a_drafter_are_a_failed_cell_when_extrapolation_is_refu
     "changes",
     [
         {"policy": "oracle"},
+        {"policy": "attention_ahead"},
+        {"policy": "retrieval"},
+        {"policy": "retrieval_ahead"},
         {"refresh": 2},
         {"gamma_mode": "confidence", "confidence": 0.3},
         {"gamma_mode": "adaptive"},

@@ -212,6 +212,7 @@ def test_configuration_cannot_be_changed():
         ("training.validation={sequences: 0, keep: best}", "validation.keep"),
         ("training.views=quater", "views"),
         ("training.views.policy={oracle: 1}", "oracle"),
+        ("training.views.policy=retrieval", "use attention_mass or attention_ahead"),
         ("training.views.position_mode={absolute: 0}", "position_mode"),
         ("training.loss_c={ce: 0}", "loss"),
         ("corpus=[]", "corpus"),

@@ -20,6 +20,7 @@ def study(tmp_path_factory):
         (["--budget", "full"], "equal to the verifier alone"),
         (["--budget", "64KiB", "--gamma-mode", "adaptive"], "equal to the verifier alone"),
         (["--budget", "32", "--set", "grid.policy=oracle", "--set", "grid.refresh=2"], "equal to the verifier alone"),
+        (["--budget", "32", "--set", "grid.policy=retrieval"], "equal to the verifier alone"),
         (["--repetition-penalty", "1.3", "--min-new-tokens", "12"], "equal to the verifier alone"),
         (["--temperature", "0.9", "--top-k", "20", "--top-p", "0.9", "--seed", "3"], "sampled from the verifier's own"),
     ],

@@ -113,6 +113,12 @@ def test_each_method_names_its_drafter_and_budgetdraft_takes_the_named_ones_too(
     assert len({c.key for c in every}) == len(every)
 
 
+def test_what_is_chosen_every_round_is_never_rebuilt():
+    every = cells(grid(policy=["attention_mass", "retrieval"], contexts=[100], gammas=[2], refresh=3))
+    found = {(c.policy, c.refresh) for c in every if c.how.sparse and c.budget != FULL}
+    assert found == {("attention_mass", 3), ("retrieval", 0)}
+
+
 def test_streaming_has_one_policy_and_position_mode_whatever_the_grid_has():
     every = cells(grid(methods=["ar", "streaming"], policy=["random", "oracle"], contexts=[100], gammas=[2]))
     assert [(c.budget, c.policy, c.position_mode) for c in every if c.method == "streaming"] == [

@@ -107,6 +107,12 @@ def test_positions_past_the_drafters_are_refused_where_the_study_says_so(folder)
     check(load_config(folder / "tiny.yaml", [REFUSE, "grid.contexts=[64, 116]"]))
 
 
+def test_what_is_chosen_from_all_keys_takes_absolute_positions(folder):
+    both = ("grid.policy=[attention_mass, retrieval]", "grid.position_mode=[absolute, in_cache]")
+    assert "exclude {policy: retrieval, position_mode: in_cache}" in refusal(folder, *both)
+    check(load_config(folder / "tiny.yaml", [*both, "grid.exclude=[{policy: retrieval, position_mode: in_cache}]"]))
+
+
 def test_in_cache_positions_stay_within_the_drafters_only_for_sparse_budgets(folder):
     in_cache = (REFUSE, "grid.position_mode=in_cache")
     assert "sparse budgets" in refusal(folder, *in_cache)
