@@ -10,7 +10,7 @@ from bdcore.evaluation.grid import GREEDY, REPLAY, SAMPLED, WRITTEN, Cell, cells
 from bdcore.evaluation.replay import all_positions
 from bdcore.identity import read_manifest
 from bdcore.keys import Keys, study_keys
-from bdcore.kv.budget import FULL
+from bdcore.kv.budget import FULL, STORES_ALL
 from bdcore.models.shape import ModelShape
 from bdcore.preflight import check, inputs
 from bdcore.runtime import Runtime, resolve
@@ -139,12 +139,11 @@ def _costs(config: Config, runtime: Runtime, verifier: ModelShape, drafter: Mode
     yield "estimated memory"
     yield f"  training   {_gib(training)} of weights, gradients and optimizer state, activations beside"
     yield f"  evaluation {_gib(measuring)} of weights and the verifier's cache at {longest} tokens"
-    for budget in dict.fromkeys(c.budget for c in every if c.drafter):
-        kept = longest if budget == FULL else budget
-        yield f"  drafter's cache at B = {_budget(budget)}: {drafter.kv_bytes(kept, size) / 2**20:,.2f} MiB"
-    for budget in dict.fromkeys(c.budget for c in every if _drafts_for_itself(c)):
-        sparse = verifier.kv_bytes(budget, size) / 2**20
-        yield f"  verifier's cache at B = {budget}, where it drafts for itself: {sparse:,.2f} MiB"
+    for name, keys in dict.fromkeys(_cached(c, longest) for c in every if c.drafter):
+        yield f"  drafter's cache at {name}: {drafter.kv_bytes(keys, size) / 2**20:,.2f} MiB"
+    for name, keys in dict.fromkeys(_cached(c, longest) for c in every if _drafts_for_itself(c)):
+        sparse = verifier.kv_bytes(keys, size) / 2**20
+        yield f"  verifier's cache at {name}, where it drafts for itself: {sparse:,.2f} MiB"
     seconds = _seconds(config, runtime, verifier, drafter)
     yield "estimated time (an order of magnitude from typical rates; progress shows the real one)"
     for stage, value in seconds.items():
@@ -179,6 +178,14 @@ def _seconds(config: Config, runtime: Runtime, verifier: ModelShape, drafter: Mo
         "training": learning / flops,
         "evaluation": _documents(grid) * (prefill + decoding + _replay_seconds(grid, verifier, drafter, flops, step)),
     }
+
+
+def _cached(cell: Cell, longest: int) -> tuple[str, int]:
+    """The budget of a cell's drafter in words, and the keys it stores per layer and head."""
+    name, stored = f"B = {_budget(cell.budget)}", cell.policy in STORES_ALL
+    if cell.budget == FULL:
+        return name, longest
+    return (f"{name}, every key stored", cell.budget + longest) if stored else (name, cell.budget)
 
 
 def _drafts_for_itself(cell: Cell) -> bool:

@@ -203,6 +203,21 @@ def test_plan_names_the_sparse_cache_of_a_verifier_that_drafts_for_itself(home, 
     assert not any("drafts for itself" in line for line in plain)
 
 
+def test_plan_tells_what_a_cache_takes_whose_budget_bounds_what_is_read_alone(home, study):
+    settings = [
+        "grid.policy=[sink_recent, retrieval]",
+        "grid.contexts=[64]",
+        "grid.budgets=[32]",
+        "grid.methods=[ar, sd_sparse]",
+    ]
+    lines = call("plan", study, *(word for one in settings for word in ("--set", one))).stdout.splitlines()
+    found = {
+        line.split(" at ")[1].split(": ")[0]: float(line.split()[-2]) for line in lines if "drafter's cache" in line
+    }
+    assert found.keys() == {"B = 32", "B = 32, every key stored"}
+    assert found["B = 32, every key stored"] > 3 * found["B = 32"]
+
+
 def test_plan_of_the_same_study_names_the_same_keys(home, study):
     assert call("plan", study).stdout == call("plan", study).stdout
 
