@@ -18,7 +18,7 @@ from bdcore.evaluation.replay import all_positions, positions_of, replay
 from bdcore.evaluation.rows import Bench
 from bdcore.evaluation.texts import documents_of, prompts_of
 from bdcore.evaluation.truth import Truth
-from bdcore.kv.budget import FULL
+from bdcore.kv.budget import FULL, STORES_ALL
 from bdcore.models.drafter import Drafter
 from bdcore.schema import ROUNDS, SAMPLES, to_table
 from tests.conftest import noisy_copy, tiny_llama
@@ -139,8 +139,10 @@ def test_a_full_cache_accepts_what_plain_forwards_accept(contexts):
     assert 0 < sum(row["accepted"] for row in rows) < sum(row["drafted"] for row in rows)
 
 
-@pytest.mark.parametrize("mode", ["absolute", "in_cache"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "mode"),
+    [(p, m) for p in POLICIES for m in ("absolute", "in_cache")] + [(p, "absolute") for p in sorted(STORES_ALL)],
+)
 def test_a_sparse_cache_drafts_at_a_first_position_what_it_drafts_in_decoding(policy, mode, monkeypatch):
     """Along the verifier's own text the first round of decoding starts from the same tokens."""
     drafted, verdict = [], Row.verdict
@@ -153,10 +155,10 @@ def test_a_sparse_cache_drafts_at_a_first_position_what_it_drafts_in_decoding(po
     assert plan.budget == 32 and len(drafted[1]) == 4  # the first verdict is on the prompt alone
     drafts = ModelDrafts(near(), plan, [*prompt, *own], 4, look(start.stepper))
     assert drafts.at(90, choice=drafted[1][0]) == (drafted[1], 4)
-    assert drafts.stepper.logical == 90 and drafts.stepper.physical <= 32
+    assert drafts.stepper.logical == 90 and all(layer.read.physical <= 32 for layer in drafts.stepper.cache.layers)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "oracle"])
+@pytest.mark.parametrize("policy", [*POLICIES, "oracle", *sorted(STORES_ALL)])
 def test_a_sparse_cache_goes_on_along_the_document_whatever_was_drafted(policy):
     """Drafts leave nothing behind: after long chains the drafts are those after chains that stopped at once."""
     ids, found = document(120).ids, []
