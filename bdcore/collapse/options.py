@@ -61,9 +61,14 @@ class Option:
     acceptance: Estimate
     run: str
 
+    @property
+    def grows(self) -> bool:
+        """Whether its cache has a key for every token: the full one, or one whose budget bounds what is read alone."""
+        return self.setting.budget == FULL_BUDGET or self.cached > self.setting.budget + self.setting.gamma + 1
+
     def bytes_at(self, context: int) -> int:
-        """`kv_bytes` at another context: a full cache grows by the token, a sparse one is as large as its budget."""
-        if self.setting.budget != FULL_BUDGET:
+        """`kv_bytes` at another context: by the token where it grows, else as large as its budget."""
+        if not self.grows:
             return self.kv_bytes
-        keys = max(self.cached, self.context)
+        keys = max(self.cached, self.context) + max(self.setting.budget, 0)
         return round(self.kv_bytes * (keys + context - self.context) / keys)

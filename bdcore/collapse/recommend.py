@@ -11,7 +11,6 @@ from pydantic import ByteSize
 
 from bdcore.collapse.intervals import MIN_PROMPTS
 from bdcore.collapse.options import Option, Scene, Setting
-from bdcore.collapse.words import FULL_BUDGET
 
 
 @dataclass(frozen=True)
@@ -140,10 +139,10 @@ def _memory(best: Sequence[Option], asked: int, batch: int) -> str:
     if not one:
         return "It keeps no cache of its own."
     told = f"The drafter's cache takes {size(batch * one)} for {_sequences(batch)}"
-    grown = largest.setting.budget == FULL_BUDGET and asked != largest.context
+    grown = largest.grows and asked != largest.context
     if not grown and batch == 1:
         return f"{told}, as measured."
-    why = [f"a full cache has a key for every one of {asked} tokens"] if grown else []
+    why = [f"it has a key for every one of {asked} tokens"] if grown else []
     why += [f"{batch} sequences have {batch} caches"] if batch > 1 else []
     measured = f"{size(largest.kv_bytes)} measured for one sequence at {largest.context} tokens"
     return f"{told}: estimated from {measured}, since {' and '.join(why)}."

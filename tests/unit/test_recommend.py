@@ -145,12 +145,21 @@ def test_tokens_written_after_the_prompt_do_not_grow_with_it():
     assert replace(measured, cached=0).bytes_at(2048) == 20 * MIB  # rows of before the column
 
 
+def test_a_cache_whose_budget_bounds_what_is_read_alone_grows_like_a_full_one():
+    """1024 keys and the copies of 256: 10 MiB; at 2048 tokens there are 1024 keys more."""
+    retrieving = Setting("budgetdraft", "trained", 256, "retrieval", "absolute", 4, "fixed")
+    measured = replace(option(retrieving, 1024, 1.5, 1.7, mib=10), cached=1024)
+    assert measured.bytes_at(2048) == 18 * MIB
+    within = replace(measured, cached=261)  # a block of five in flight
+    assert within.bytes_at(2048) == 10 * MIB
+
+
 def test_a_batch_multiplies_every_cache_and_the_text_says_that_it_is_an_estimate():
     found = recommend(GRID[:1], context=1024, memory=100 * MIB, batch=4)
     assert found.kv_bytes == 16 * MIB and says(found, "takes 16.0 MiB for 4 sequences: estimated from 4.0 MiB")
     both = recommend(GRID[3:4], context=2048, memory=100 * MIB, batch=2)
     assert both.kv_bytes == 80 * MIB
-    assert says(both, "since a full cache has a key for every one of 2048 tokens and 2 sequences have 2 caches")
+    assert says(both, "since it has a key for every one of 2048 tokens and 2 sequences have 2 caches")
 
 
 def test_a_lookup_takes_no_memory():
