@@ -313,6 +313,24 @@ def test_prompts_of_different_lengths_decoded_together_give_their_own_texts(name
         assert [d.tokens for d in decoded] == [greedy_text(name, n, 8) for n in lengths]
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("name", NAMES)
+def test_reading_chosen_keys_of_all_gives_the_logits_of_a_cache_that_dropped_the_others(name):
+    ids, block = tokens(70), [5, 6, 7]
+    retrieving = Stepper(model_of(name), sparse_plan("retrieval").sized(100))
+    dropping = Stepper(model_of(name), sparse_plan(budget=100))  # nothing is dropped before `keep`
+    for stepper in (retrieving, dropping):
+        stepper.prefill(ids)
+        stepper.fit()
+    for mine, other in zip(retrieving.cache.layers, dropping.cache.layers, strict=True):
+        assert mine.read.physical <= 32 < mine.physical == 70
+        other.keep(mine.read.tokens[None], None)
+    assert_logits(retrieving.feed(block)[0], dropping.feed(block)[0])
+    retrieving.rollback(2)
+    dropping.rollback(2)
+    assert_logits(retrieving.feed([9])[0], dropping.feed([9])[0])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_sparse_caches_fed_together_give_the_logits_of_each_alone(name):
     plan, prompts, blocks = sparse_plan("random"), [tokens(64), tokens(90)], [[5, 6, 7], [8, 9, 10, 11, 12]]
