@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from bdcore.collapse.attribution import attribute_loss
 from bdcore.collapse.intervals import Estimate
 from bdcore.collapse.pairing import difference, pooled
 from bdcore.documents import Prompt
@@ -55,6 +56,9 @@ class View:
     def name(self) -> str:
         budget = "full" if self.budget == FULL else str(self.budget)
         return f"{budget},{self.policy},{self.position_mode}"
+
+
+FULL_VIEW = View(FULL, "full", "absolute")
 
 
 @torch.inference_mode()
@@ -156,7 +160,8 @@ def measure(
 
 
 def rows(tables: Sequence[Table], reference: str | None) -> list[dict[str, Any]]:
-    """Agreement with its interval over documents, and paired differences to the reference.
+    """Agreement with its interval over documents, and paired differences to the reference; where that is a policy, also
+    as shares of what it loses against the full cache.
 
     One table per seed: a document counts with the sum over its seeds, and each seed's difference stands beside.
     """
@@ -173,6 +178,10 @@ def rows(tables: Sequence[Table], reference: str | None) -> list[dict[str, Any]]
             gap = difference(sums, table[other]) if other else Estimate(None, None, None, 0)
             row |= {"reference": other and f"{other[0]} {other[2]}"}
             row |= {"minus_reference": gap.value, "minus_lo": gap.low, "minus_hi": gap.high}
+            full = table.get((name, group, FULL_VIEW.name, context))
+            if other and full and other[2] != view != FULL_VIEW.name:
+                share = attribute_loss(full, table[other], {view: sums}).swaps[0].share
+                row |= {"share_of_gap": share.value, "share_lo": share.low, "share_hi": share.high}
             if len(tables) > 1 and other:
                 each = [difference(t[name, group, view, context], t[other]).value for t in tables]
                 row["minus_by_seed"] = " ".join(f"{value:.4f}" for value in each if value is not None)
@@ -227,7 +236,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     options = parser.parse_args(argv)
     sparse = [int(budget) for budget in options.budgets if budget != "full"]
     views = [View(b, p, m) for b, p, m in product(sparse, options.policies, options.modes)]
-    views += [View(FULL, "full", "absolute")] if "full" in options.budgets else []
+    views += [FULL_VIEW] if "full" in options.budgets else []
     seeds = [[f"training.seed={seed}"] for seed in options.seeds or ()] or [[]]
     tables = [one(options.configs, [*options.set, *seed], views, options.contexts, options.block) for seed in seeds]
     found = rows(tables, options.reference)

@@ -50,3 +50,16 @@ def test_policies_are_compared_at_their_budget_and_the_full_cache_at_each() -> N
         ("full", "full", "one 64,sink_recent,absolute"): pytest.approx(8 / 30),
         ("full", "full", "one 256,sink_recent,absolute"): pytest.approx(5 / 30),
     }
+
+
+def test_what_a_policy_gives_back_is_a_share_of_what_the_reference_loses() -> None:
+    def at(view: str) -> tuple[str, str, str, str]:
+        return "one", "stdlib", view, "4096"
+
+    table = {
+        at("256,retrieval,absolute"): [(60, 100), (70, 100), (66, 100), (74, 100)],
+        at("256,sink_recent,absolute"): [(52, 100), (60, 100), (58, 100), (65, 100)],
+        at("full,full,absolute"): [(64, 100), (73, 100), (72, 100), (78, 100)],
+    }
+    shares = {row["policy"]: row.get("share_of_gap") for row in rows([table], "sink_recent")}
+    assert shares == {"retrieval": pytest.approx(35 / 52), "sink_recent": None, "full": None}
