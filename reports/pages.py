@@ -8,10 +8,10 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from bdcore.collapse import Estimate
-from reports.analysis import Shown, as_csv
 from reports.content import gather
 from reports.files import csv_of, csv_text, templates
 from reports.measured import Measured, summary
+from reports.section import Shown, as_csv
 from reports.tables import fetch, names_known
 
 _VIEWS = (
