@@ -53,7 +53,7 @@ class ModelDrafts:
     def at(self, position: int, choice: int) -> tuple[list[int], int]:
         stepper = self.stepper
         stepper.prefill(self.ids[stepper.logical : position - 1])
-        stepper.fit()
+        stepper.fit()  # a policy that stores everything has read with it all, and chooses here
         drafts = [self._next(self.ids[position - 1])]
         while drafts[0] == choice and len(drafts) < self.gamma:
             drafts.append(self._next(drafts[-1]))
