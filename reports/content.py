@@ -48,8 +48,8 @@ DEFINITIONS = (
     + "timed, and its tokens per round are what a round at such a position would give.",
     "Far-dependent: the verifier's greedy token is another one when it sees its newest tokens alone (as many as "
     + "`far_window`). Its acceptance is that of the first draft.",
-    "Budget: keys per layer and head that a drafter may cache; under the policies `retrieval` and `retrieval_ahead` those "
-    + "that it may read before every round, while all stay stored.",
+    "Budget: keys per layer and head that a drafter may cache; under the policies `retrieval` and `retrieval_ahead` "
+    + "those that it reads, chosen before every round, while all stay stored.",
     "Exact k/n: of n compared outputs, k equal the verifier's own token for token. "
     + "Budget full (-1 in the tables): all keys kept. `-`: undefined or not recorded.",
 )
