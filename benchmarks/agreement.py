@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from bdcore.collapse.attribution import attribute_loss
-from bdcore.collapse.intervals import Estimate
 from bdcore.collapse.pairing import difference, pooled
 from bdcore.documents import Prompt
 from bdcore.evaluation.cell import cache_plan
@@ -133,8 +132,10 @@ def drafters(study: Study, names: Iterable[str]) -> Iterator[tuple[str, str, Dra
             )
 
 
-Table = dict[tuple[str, str, str, str], list[tuple[int, ...]]]
-"""(drafter, group of documents, view, context) -> sums per document."""
+Key = tuple[str, str, str, str]
+"""Drafter, group of documents, view, context."""
+Table = dict[Key, list[tuple[int, ...]]]
+"""Sums per document."""
 
 
 def measure(
@@ -174,22 +175,28 @@ def rows(tables: Sequence[Table], reference: str | None) -> list[dict[str, Any]]
         row |= {"position_mode": mode, "n": len(sums), "tokens": sum(b for _, b in sums)}
         row |= {"agreement": one.value, "lo": one.low, "hi": one.high}
         others = [o for o in sorted(table) if o[1::2] == (group, context) and compared(name, view, o, reference)]
-        for other in others or [None]:
-            gap = difference(sums, table[other]) if other else Estimate(None, None, None, 0)
-            row |= {"reference": other and f"{other[0]} {other[2]}"}
-            row |= {"minus_reference": gap.value, "minus_lo": gap.low, "minus_hi": gap.high}
-            full = table.get((name, group, FULL_VIEW.name, context))
-            if other and full and other[2] != view != FULL_VIEW.name:
-                share = attribute_loss(full, table[other], {view: sums}).swaps[0].share
-                row |= {"share_of_gap": share.value, "share_lo": share.low, "share_hi": share.high}
-            if len(tables) > 1 and other:
-                each = [difference(t[name, group, view, context], t[other]).value for t in tables]
-                row["minus_by_seed"] = " ".join(f"{value:.4f}" for value in each if value is not None)
-            out.append(row.copy())
+        gaps = [beside(tables, table, (name, group, view, context), other) for other in others]
+        out += [row | gap for gap in gaps or [dict.fromkeys(("reference", "minus_reference", "minus_lo", "minus_hi"))]]
     return out
 
 
-def compared(name: str, view: str, other: tuple[str, str, str, str], reference: str | None) -> bool:
+def beside(tables: Sequence[Table], table: Table, key: Key, other: Key) -> dict[str, Any]:
+    """The columns that compare an entry with another of the same documents."""
+    (name, group, view, context), sums = key, table[key]
+    gap = difference(sums, table[other])
+    row: dict[str, Any] = {"reference": f"{other[0]} {other[2]}"}
+    row |= {"minus_reference": gap.value, "minus_lo": gap.low, "minus_hi": gap.high}
+    full = table.get((name, group, FULL_VIEW.name, context))
+    if full and other[2] != view != FULL_VIEW.name:
+        share = attribute_loss(full, table[other], {view: sums}).swaps[0].share
+        row |= {"share_of_gap": share.value, "share_lo": share.low, "share_hi": share.high}
+    if len(tables) > 1:
+        each = [difference(t[key], t[other]).value for t in tables]
+        row["minus_by_seed"] = " ".join(f"{value:.4f}" for value in each if value is not None)
+    return row
+
+
+def compared(name: str, view: str, other: Key, reference: str | None) -> bool:
     """Whether `other` is what this drafter and view are compared with: the reference drafter in the same view, or the
     same drafter under the reference policy, at the same budget or, for the full cache, at each.
     """

@@ -139,7 +139,7 @@ def _totals(columns: Sequence[Floats]) -> Callable[[Ints, int], Floats]:
 
     def summed(indices: Ints, axis: int = -1) -> Floats:
         whole = indices.sum(axis)
-        each = total_C.reshape(-1, *np.ones(whole.ndim, dtype=int))
+        each = total_C.reshape(-1, *[1] * whole.ndim)
         if indices.shape[axis] == n:
             return np.broadcast_to(each, (len(columns), *whole.shape))
         return each - table_CN[:, n * (n - 1) // 2 - whole]

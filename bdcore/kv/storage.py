@@ -72,6 +72,9 @@ class LayerStorage(CacheLayerMixin):
         """What attention reads."""
         return self
 
+    def read_all(self) -> None:
+        """Read everything that is stored, which a layer without a choice does anyway."""
+
     def observe(self, queries_BQTD: Tensor) -> None:
         """Remember the newest queries; they belong to the newest keys."""
         if self.num_queries:
@@ -147,13 +150,15 @@ class RetrievedStorage(LayerStorage):
         everything = super().update(key_states, value_states)
         return everything if self._reads_all else self._chosen.update(key_states, value_states)
 
-    def choose(self, index_BHK: Tensor | None) -> None:
-        """Read these keys alone, or everything."""
-        self._reads_all = index_BHK is None
-        if index_BHK is not None:
-            if not self._chosen.is_initialized:
-                self._chosen.lazy_initialization(*self.view())
-            self._chosen.hold(self, index_BHK, None)
+    def read_all(self) -> None:
+        self._reads_all = True
+
+    def keep(self, index_BHK: Tensor, inv_freq: Tensor | None) -> None:
+        """Read only these keys, in this order; the others stay stored."""
+        if not self._chosen.is_initialized:
+            self._chosen.lazy_initialization(*self.view())
+        self._chosen.hold(self, index_BHK, inv_freq)
+        self._reads_all = False
 
     def rollback(self, n: int) -> None:
         super().rollback(n)
@@ -162,7 +167,7 @@ class RetrievedStorage(LayerStorage):
 
     def clear(self) -> None:
         super().clear()
-        self._reads_all = True
+        self.read_all()
 
     def buffers(self) -> list[Tensor]:
         return super().buffers() + self._chosen.buffers()

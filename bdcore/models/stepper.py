@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from bdcore.kv.attention import attend
 from bdcore.kv.budget import FULL, FULL_POLICY, OBSERVES, STORES_ALL, Selection, prefill_piece
 from bdcore.kv.selection import Evidence, select, window_mass
-from bdcore.kv.storage import KVStorage, RetrievedStorage
+from bdcore.kv.storage import KVStorage
 from bdcore.models.layers import LayerFacts, layer_facts
 
 Oracle = Callable[[], Tensor]
@@ -114,7 +114,8 @@ class Stepper:
         """
         ids_BT = self._batch(ids)
         piece = self._prefill_piece()
-        self._read_all()
+        for layer in self.cache.layers:
+            layer.read_all()
         logits_BV = torch.empty(0)
         for start in range(0, ids_BT.shape[1], piece):
             part = ids_BT[:, start : start + piece]
@@ -143,15 +144,7 @@ class Stepper:
         for index, (layer, facts) in enumerate(zip(self.cache.layers, self.layers, strict=True)):
             seen = replace(self.evidence(index), oracle_HT=None if told is None else _told(told, layer.tokens))
             kept_BHK = select(seen, budget=room, selection=self.plan.selection.for_layer(index))
-            if isinstance(layer, RetrievedStorage):
-                layer.choose(kept_BHK)
-            else:
-                layer.keep(kept_BHK, facts.inv_freq if self._in_cache else None)
-
-    def _read_all(self) -> None:
-        for layer in self.cache.layers:
-            if isinstance(layer, RetrievedStorage):
-                layer.choose(None)
+            layer.keep(kept_BHK, facts.inv_freq if self._in_cache else None)
 
     def evidence(self, index: int) -> Evidence:
         """What a policy may look at in one layer."""
