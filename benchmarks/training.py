@@ -1,10 +1,13 @@
 """Tokens supervised per second, and what they are worth: the paper's scheme against dense supervision.
 
 Trains the same base drafter by each scheme for the same number of seconds in one process, one scheme after another,
-and measures held-out acceptance through the cache of decoding before and after. Needs a study whose targets and base
-drafter are made: `budgetdraft run CONFIG` makes them, also when it is stopped during the multi-view stage.
+and measures held-out acceptance through the cache of decoding before and after. Every run has a schedule of its own
+steps, with the study's share of warmup; a step of dense supervision has many times the tokens of the paper's and bears
+a larger learning rate, so each scheme can be tried at several (`--rates`, as multiples of the study's). Needs a study
+whose targets and base drafter are made: `budgetdraft run CONFIG` makes them, also when it is stopped during the
+multi-view stage.
 
-    python benchmarks/training.py --config configs/cpu.yaml --length 4096 --minutes 5
+    python benchmarks/training.py --config configs/cpu.yaml --length 4096 --minutes 10 --rates 1 2 4
 """
 
 import argparse
@@ -38,15 +41,20 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
-def scheme(config: TrainingConfig, name: str, length: int, steps: int) -> TrainingConfig:
+def scheme(config: TrainingConfig, name: str, length: int, steps: int, faster: float = 1.0) -> TrainingConfig:
     changes = SCHEMES[name]
-    prefix = length - changes["continuation"]
-    validation = ValidationConfig(sequences=config.validation.sequences, every=10**9)
-    more = {"steps": steps, "prefix_lengths": {prefix: 1.0}, "validation": validation, "checkpoint_every": 10**9}
+    more = {
+        "steps": steps,
+        "warmup": min(steps - 1, max(1, round(steps * config.warmup / config.steps))),
+        "learning_rate": faster * config.learning_rate,
+        "prefix_lengths": {length - changes["continuation"]: 1.0},
+        "validation": ValidationConfig(sequences=config.validation.sequences, every=10**9),
+        "checkpoint_every": 10**9,
+    }
     return config.model_copy(update={**changes, **more})
 
 
-def measure(study: Study, name: str, length: int, seconds: float) -> dict[str, Any]:
+def measure(study: Study, name: str, length: int, seconds: float, faster: float) -> dict[str, Any]:
     """Train for `seconds` of training time; rates, and acceptance afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
@@ -54,12 +62,15 @@ def measure(study: Study, name: str, length: int, seconds: float) -> dict[str, A
         pace = (time.perf_counter() - start) / len(warm[1])
         steps = max(3, round(seconds / pace))  # the schedule ends with the time
         start = time.perf_counter()
-        drafter, log = _run(study, scheme(study.config.training, name, length, steps), Path(folder) / "state.pt")
+        config = scheme(study.config.training, name, length, steps, faster)
+        drafter, log = _run(study, config, Path(folder) / "state.pt")
         spent = time.perf_counter() - start
     tokens = sum(record["tokens"] for record in log)
     return {
         "scheme": name,
         "length": length,
+        "learning_rate": config.learning_rate,
+        "warmup": config.warmup,
         "steps": steps,
         "seconds": spent,
         "supervised_tokens": tokens,
@@ -107,6 +118,11 @@ def judged(study: Study, drafter: Any, length: int) -> dict[str, float]:
     return {**found, "mean": sum(found.values()) / len(found)}
 
 
+def _said(row: dict[str, Any]) -> dict[str, Any]:
+    print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    return row
+
+
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/cpu.yaml", help="study with finished targets and base drafter")
@@ -114,6 +130,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--length", type=int, default=4096, help="tokens per sequence, prefix and continuation")
     parser.add_argument("--minutes", type=float, default=5.0, help="training time of each scheme")
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
+    parser.add_argument("--rates", nargs="+", type=float, default=[1.0], help="learning rates, times the study's")
     parser.add_argument("--out", type=Path, default=Path("workspace/benchmarks/training.csv"))
     options = parser.parse_args(argv)
     study = open_study(options.config, options.set)
@@ -123,12 +140,14 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     ):
         if read_manifest(folder) is None:
             parser.error(f"--config = {options.config}: its {what} are not made; run `budgetdraft run` on it first")
-    before = {"scheme": "before", "length": options.length, **judged(study, _base(study), options.length)}
-    rows = [before, *(measure(study, name, options.length, 60 * options.minutes) for name in options.schemes)]
+    before = {"scheme": "before", "length": options.length}
+    rows = [_said({**before, **judged(study, _base(study), options.length)})]
+    for faster in options.rates:
+        for name in options.schemes:
+            rows.append(_said(measure(study, name, options.length, 60 * options.minutes, faster)))
     paper = next((r["tokens_per_s"] for r in rows if r["scheme"] == "paper"), None)
     for row in rows:
         row["ratio_to_paper"] = row["tokens_per_s"] / paper if paper and "tokens_per_s" in row else None
-        print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     write_text(options.out, csv_of(rows))
     return rows
 
