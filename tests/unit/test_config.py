@@ -234,7 +234,7 @@ def test_configuration_cannot_be_changed():
         ("base.steps=10", "base: warmup = 10: must be less than steps = 10"),
         (
             "drafter={kind: sliced, layers: [0, 1], choose: closest}",
-            "choose = closest: layers = [0, 1] names them already",
+            "choose = closest: layers = [0, 1] are named already",
         ),
         ("drafter={kind: pretrained, choose: closest}", "drafter: choose = closest"),
         ("drafter.layers=[1, 1]", "layers"),
