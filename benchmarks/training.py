@@ -2,12 +2,12 @@
 
 Trains the same base drafter by each scheme for the same number of seconds in one process, one scheme after another,
 and measures held-out acceptance through the cache of decoding before and after. Every run has a schedule of its own
-steps, with the study's share of warmup; a step of dense supervision has many times the tokens of the paper's and bears
-a larger learning rate, so each scheme can be tried at several (`--rates`, as multiples of the study's). Needs a study
-whose targets and base drafter are made: `budgetdraft run CONFIG` makes them, also when it is stopped during the
-multi-view stage.
+steps, with the study's share of warmup. A step of dense supervision has many times the tokens of the paper's, so each
+scheme can be tried at several learning rates (`--rates`, times the study's), and on sequences of its own length
+(`dense:1024`); all are judged after `--length` tokens. Needs a study whose targets and base drafter are made:
+`budgetdraft run CONFIG` makes them, also when it is stopped during the multi-view stage.
 
-    python benchmarks/training.py --config configs/cpu.yaml --length 4096 --minutes 10 --rates 1 2 4
+    python benchmarks/training.py --config configs/cpu.yaml --length 4096 --minutes 10 --schemes paper dense dense:1024
 """
 
 import argparse
@@ -54,8 +54,10 @@ def scheme(config: TrainingConfig, name: str, length: int, steps: int, faster: f
     return config.model_copy(update={**changes, **more})
 
 
-def measure(study: Study, name: str, length: int, seconds: float, faster: float) -> dict[str, Any]:
+def measure(study: Study, spec: str, judged_at: int, seconds: float, faster: float) -> dict[str, Any]:
     """Train for `seconds` of training time; rates, and acceptance afterwards."""
+    name, _, own = spec.partition(":")
+    length = int(own or judged_at)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         warm = _run(study, scheme(study.config.training, name, length, 2), Path(folder) / "warm.pt")
@@ -75,7 +77,7 @@ def measure(study: Study, name: str, length: int, seconds: float, faster: float)
         "seconds": spent,
         "supervised_tokens": tokens,
         "tokens_per_s": tokens / spent,
-        **judged(study, drafter, length),
+        **judged(study, drafter, judged_at),
     }
 
 
@@ -118,6 +120,13 @@ def judged(study: Study, drafter: Any, length: int) -> dict[str, float]:
     return {**found, "mean": sum(found.values()) / len(found)}
 
 
+def _spec(text: str) -> str:
+    name, _, own = text.partition(":")
+    if name not in SCHEMES or (own and not own.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text}: one of {', '.join(SCHEMES)}, or one with a length, as dense:1024")
+    return text
+
+
 def _said(row: dict[str, Any]) -> dict[str, Any]:
     print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     return row
@@ -127,9 +136,10 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/cpu.yaml", help="study with finished targets and base drafter")
     parser.add_argument("--set", action="append", default=[], help="section.field=value, as in `budgetdraft run`")
-    parser.add_argument("--length", type=int, default=4096, help="tokens per sequence, prefix and continuation")
+    parser.add_argument("--length", type=int, default=4096, help="tokens per sequence, and before judged positions")
     parser.add_argument("--minutes", type=float, default=5.0, help="training time of each scheme")
-    parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
+    names = ", ".join(SCHEMES)
+    parser.add_argument("--schemes", nargs="+", type=_spec, default=list(SCHEMES), help=f"of {names}; or name:tokens")
     parser.add_argument("--rates", nargs="+", type=float, default=[1.0], help="learning rates, times the study's")
     parser.add_argument("--out", type=Path, default=Path("workspace/benchmarks/training.csv"))
     options = parser.parse_args(argv)
@@ -143,8 +153,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     before = {"scheme": "before", "length": options.length}
     rows = [_said({**before, **judged(study, _base(study), options.length)})]
     for faster in options.rates:
-        for name in options.schemes:
-            rows.append(_said(measure(study, name, options.length, 60 * options.minutes, faster)))
+        for spec in options.schemes:
+            rows.append(_said(measure(study, spec, options.length, 60 * options.minutes, faster)))
     paper = next((r["tokens_per_s"] for r in rows if r["scheme"] == "paper"), None)
     for row in rows:
         row["ratio_to_paper"] = row["tokens_per_s"] / paper if paper and "tokens_per_s" in row else None

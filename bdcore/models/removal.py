@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -55,7 +56,7 @@ def _candidates(model: Any, ids_BT: Tensor, kept: list[int], whole_BJV: Tensor) 
 
 
 @torch.inference_mode()
-def _run(model: Any, layers: list[nn.Module], ids_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _run(model: Any, layers: Sequence[nn.Module], ids_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Log-probabilities (B, J, V) with these layers, and what came into each of them (B, T, E)."""
     states: list[Tensor] = []
     hooks = [layer.register_forward_pre_hook(lambda _, args: states.append(args[0])) for layer in layers]
@@ -70,4 +71,4 @@ def _run(model: Any, layers: list[nn.Module], ids_BT: Tensor) -> tuple[Tensor, l
 
 
 def _divergence(whole_BJV: Tensor, rest_BJV: Tensor) -> float:
-    return float((whole_BJV.exp() * (whole_BJV - rest_BJV)).sum(-1).mean())
+    return float(F.kl_div(rest_BJV, whole_BJV, reduction="sum", log_target=True)) / whole_BJV[..., 0].numel()
