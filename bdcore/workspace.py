@@ -31,9 +31,6 @@ class Workspace:
     def targets(self, key: str) -> Path:
         return self.root / "targets" / key
 
-    def removals(self, key: str) -> Path:
-        return self.root / "removals" / f"{key}.json"
-
     def drafter(self, key: str) -> Path:
         return self.root / "drafters" / key
 

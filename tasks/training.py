@@ -12,7 +12,7 @@ from prefect.logging import get_run_logger
 from bdcore.config import TrainingConfig
 from bdcore.identity import exclusive, read_manifest, staging, write_json, write_manifest
 from bdcore.models.drafter import Drafter, load_drafter, prune, read_facts, save_drafter, slice_verifier
-from bdcore.models.heads import layer_scores
+from bdcore.models.heads import choose_layers, layer_scores
 from bdcore.models.loading import load_model, load_tokenizer, quiet
 from bdcore.runtime import environment, seed_for
 from bdcore.study import Study
@@ -21,7 +21,6 @@ from bdcore.training.checkpoint import Checkpoints, TrainingState
 from bdcore.training.loop import Stage, train
 from bdcore.training.processes import train_together
 from bdcore.training.weights import keep_other
-from tasks.layers import chosen_layers
 from tasks.progress import ArtifactRef, OnRecord, Progress, announce
 
 LOG = "training_log.json"
@@ -72,7 +71,7 @@ def _make_base(
 ) -> dict[str, Any]:
     config = study.config
     tokenizer = load_tokenizer(verifier.path, config.verifier.revision)
-    drafter, facts = _pretrained(study) if config.drafter.kind == "pretrained" else _slice(study, verifier, targets)
+    drafter, facts = _pretrained(study) if config.drafter.kind == "pretrained" else _slice(study, verifier.path)
     if config.drafter.vocab_size is not None:
         counts = id_counts(Path(targets.path), study.inputs.verifier.vocab)
         drafter = prune(drafter, counts, config.drafter.vocab_size)
@@ -90,12 +89,16 @@ def _pretrained(study: Study) -> tuple[Drafter, dict[str, Any]]:
     return drafter, {"kind": "pretrained", "source": source}
 
 
-def _slice(study: Study, verifier: ArtifactRef, targets: ArtifactRef) -> tuple[Drafter, dict[str, Any]]:
+def _slice(study: Study, source: str) -> tuple[Drafter, dict[str, Any]]:
     config = study.config.drafter
-    revision, where = study.config.verifier.revision, {"dtype": torch.float32, "device": study.runtime.device}
-    model = load_model(verifier.path, revision=revision, **where)
+    model = load_model(
+        source, dtype=torch.float32, device=study.runtime.device, revision=study.config.verifier.revision
+    )
     scores = layer_scores(model, seed=seed_for(study.config.seed, "heads"))
-    layers = chosen_layers(study, model, scores, Path(targets.path))
+    layers = config.layers or choose_layers(scores, config.num_layers)
+    get_run_logger().info(
+        "base drafter: verifier layers %s (%s)", layers, "configured" if config.layers else "by measured copying scores"
+    )
     drafter = slice_verifier(model, layers, ids=None, rope_theta=config.rope_theta, max_positions=config.max_positions)
     scored = [vars(score) for score in scores]
     return drafter, {"kind": "sliced", "source": study.config.verifier.source, "layers": layers, "layer_scores": scored}

@@ -44,11 +44,7 @@ class DrafterConfig(Section):
     revision: str | None = None
     """`pretrained`: hub revision (branch, tag or commit)."""
     num_layers: PositiveInt = 6
-    """`sliced`: how many layers, chosen by a measurement."""
-    choose: Literal["copying", "closest"] = "copying"
-    """`sliced`: which layers. `copying`: the best previous-token and induction scores, seconds. `closest`: those left
-    when, one at a time, the layer goes without which the rest stays closest to the verifier, minutes; it learns faster.
-    """
+    """`sliced`: how many layers, chosen by measured previous-token and induction scores."""
     layers: list[NonNegativeInt] | None = Field(default=None, min_length=1)
     """`sliced`: these verifier layers instead of measured ones."""
     vocab_size: PositiveInt | None = None
@@ -74,10 +70,6 @@ class DrafterConfig(Section):
                     f"{name} = {getattr(self, name)}: a `{self.kind}` drafter has no such setting; take it out, or "
                     f"write {name}: null where it is inherited"
                 )
-        if self.layers and "choose" in self.model_fields_set:
-            raise ValueError(
-                f"choose = {self.choose}: layers = {self.layers} are named already; take one of the two out"
-            )
         return self
 
     @model_serializer(mode="wrap")
@@ -86,7 +78,7 @@ class DrafterConfig(Section):
 
 
 _OF_THE_OTHER_KIND = {
-    "pretrained": ("num_layers", "choose", "layers", "rope_theta", "max_positions"),
+    "pretrained": ("num_layers", "layers", "rope_theta", "max_positions"),
     "sliced": ("source", "revision"),
 }
 """Settings that a kind of drafter would ignore."""

@@ -73,7 +73,7 @@ def drafter_shape(drafter: DrafterConfig, verifier: ModelShape) -> ModelShape:
         raise ConfigError(
             f"drafter: layers {wanted} of a verifier that has {verifier.layers} (0..{verifier.layers - 1})"
         )
-    if drafter.layers is None and drafter.choose == "copying" and layers < 2:
+    if drafter.layers is None and layers < 2:
         raise ConfigError(f"drafter.num_layers = {layers}: the first and the last layer are always taken; at least 2")
     rows, positions = _head_rows(drafter, verifier.vocab), drafter.max_positions or verifier.positions
     return replace(verifier, layers=layers, head_rows=rows, positions=positions, tied=False)

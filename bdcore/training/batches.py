@@ -144,16 +144,6 @@ def split_validation(rows: TargetRows, count: int) -> tuple[list[int], list[int]
     return [i for i in range(len(rows)) if i not in held_out], [i for i in forced if i in held_out]
 
 
-def passages(rows: TargetRows, use: Sequence[int], *, count: int, length: int) -> Tensor:
-    """The middles of `count` of these rows, far apart in the set: (B, T) ids, fewer and shorter where rows are."""
-    longest = min(length, max(rows.lengths[i] for i in use))
-    long = [i for i in use if rows.lengths[i] >= longest]
-    count = min(count, len(long))
-    chosen = [from_row(rows[long[(2 * k + 1) * len(long) // (2 * count)]]).ids for k in range(count)]
-    starts = [(len(ids) - longest) // 2 for ids in chosen]
-    return torch.from_numpy(np.stack([ids[s : s + longest] for ids, s in zip(chosen, starts, strict=True)])).long()
-
-
 def _of_one_text(row: TargetRow, other: TargetRow) -> bool:
     return one_text(row.doc_id, row.prompt_ids, other.doc_id, other.prompt_ids)
 

@@ -11,7 +11,6 @@ from mlflow.tracking import MlflowClient
 
 from bdcore.identity import read_manifest
 from bdcore.models.drafter import load_drafter, read_facts
-from bdcore.models.removal import removals
 from bdcore.study import open_study
 from bdcore.workspace import REPOSITORY
 from flows.evaluation import evaluation
@@ -297,30 +296,6 @@ def test_an_overlay_trains_its_own_drafter_and_reuses_the_rest(used, study_confi
     base, other = (open_study(str(path)).keys for path in (study_config, overlay))
     assert (base.targets, base.base) == (other.targets, other.base) and base.trained != other.trained
     assert len(list((used / "drafters").glob("*/manifest.json"))) == 3
-
-
-def test_the_closest_layers_are_found_on_from_where_a_kill_left_and_by_a_study_of_fewer(
-    used, study_config, monkeypatch
-):
-    closest = ["drafter.choose=closest", "targets.forced=5"]
-    steps = []
-
-    def recorded(model, ids_BT, done=()):
-        for removal in removals(model, ids_BT, done):
-            steps.append((list(done), removal.layer))
-            if len(steps) == 2:
-                raise RuntimeError("no more")
-            yield removal
-
-    monkeypatch.setattr("tasks.layers.removals", recorded)
-    with pytest.raises(RuntimeError, match="no more"):
-        training(str(study_config), [*closest, "drafter.num_layers=2"])
-    made = training(str(study_config), [*closest, "drafter.num_layers=2"])
-    first, _, second = steps
-    assert (first[0], second[0]) == ([], [first[1]])
-    assert read_facts(made.path)["layers"] == sorted({0, 1, 2, 3} - {first[1], second[1]})
-    made = training(str(study_config), [*closest, "drafter.num_layers=3"])
-    assert read_facts(made.path)["layers"] == sorted({0, 1, 2, 3} - {first[1]}) and len(steps) == 3
 
 
 def test_a_tied_pretrained_drafter_with_dropout_is_pruned_trained_and_loaded(workspace, study_config, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from bdcore.config import ConfigError, MixtureConfig
 from bdcore.runtime import seed_for
 from bdcore.targets.rows import TargetRows
-from bdcore.training.batches import Sampler, collate, from_row, head_index, passages, repeated
+from bdcore.training.batches import Sampler, collate, from_row, head_index, repeated
 from bdcore.training.losses import IGNORE, UNSAYABLE
 from tests.unit.training_helpers import forced_row, generated_row, rows, window
 
@@ -160,17 +160,3 @@ def test_pruned_head_gets_its_own_labels_and_what_it_cannot_say_is_not_supervise
 def test_whole_head_keeps_the_verifiers_labels():
     batch = collate([window([1, 2], [10, IGNORE])], head_index(None, 128), "cpu")
     assert batch.targets.labels.tolist() == [[10, IGNORE]]
-
-
-def test_passages_are_the_middles_of_rows_far_apart():
-    found = TargetRows.of(rows(8))
-    length = found.lengths[0]
-    ids = passages(found, range(8), count=2, length=10)
-    start = (length - 10) // 2
-    assert ids.tolist() == [found[i].prompt_ids[start : start + 10].tolist() for i in (2, 6)]
-
-
-def test_passages_are_fewer_and_shorter_where_the_rows_are():
-    found = TargetRows.of([forced_row(0), forced_row(1), generated_row(2, [9, 8], [5, 6], "length")])
-    assert passages(found, range(3), count=5, length=10**6).tolist() == [found[i].prompt_ids.tolist() for i in (0, 1)]
-    assert passages(found, [2], count=5, length=10**6).tolist() == [[9, 8, 5]]

@@ -232,11 +232,6 @@ def test_configuration_cannot_be_changed():
         ("drafter.revision=main", "drafter: revision = main"),
         ("training.warmup=40", "training: warmup = 40: must be less than steps = 40"),
         ("base.steps=10", "base: warmup = 10: must be less than steps = 10"),
-        (
-            "drafter={kind: sliced, layers: [0, 1], choose: closest}",
-            "choose = closest: layers = [0, 1] are named already",
-        ),
-        ("drafter={kind: pretrained, choose: closest}", "drafter: choose = closest"),
         ("drafter.layers=[1, 1]", "layers"),
         ("drafter.layers=[-1, 3]", "drafter.layers"),
         ("drafter.layers=[]", "drafter.layers"),

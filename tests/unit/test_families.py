@@ -28,7 +28,6 @@ from bdcore.kv.budget import FULL, Selection
 from bdcore.kv.selection import select, window_mass
 from bdcore.models.drafter import Drafter, load_drafter, save_drafter, slice_verifier
 from bdcore.models.loading import FAMILIES, check_model, load_model
-from bdcore.models.removal import removals
 from bdcore.models.shape import from_config
 from bdcore.models.stepper import CachePlan, Stepper, feed_together
 from bdcore.training.views import Block, Sight, extend, sparse
@@ -644,14 +643,3 @@ def test_a_model_is_refused_before_its_weights_are_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "gemma2", "is_causal": False}))
     with pytest.raises(ConfigError, match="bidirectional"):
         load_model(str(tmp_path), dtype=torch.float32, device="cpu")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_model_without_a_layer_is_the_slice_of_the_others(name):
-    model, ids_BT = model_of(name), torch.tensor([tokens(60)])
-    found = next(removals(model, ids_BT))
-    layers = [i for i in range(LAYERS) if i != found.layer]
-    rest = slice_verifier(model, layers, ids=None, rope_theta=None, max_positions=None).model
-    with torch.no_grad():
-        whole_JV, rest_JV = (m(ids_BT, use_cache=False).logits[0, 30:].log_softmax(-1) for m in (model, rest))
-    assert found.divergence == pytest.approx(float((whole_JV.exp() * (whole_JV - rest_JV)).sum(-1).mean()), rel=1e-3)

@@ -188,16 +188,11 @@ def test_a_sliced_drafter_has_the_layers_head_and_positions_of_its_config():
         ({"layers": [0, 30]}, r"layers \[0, 30\] of a verifier that has 30"),
         ({"num_layers": 31}, "layers 31 of a verifier that has 30"),
         ({"num_layers": 1}, "at least 2"),
-        ({"num_layers": 31, "choose": "closest"}, "layers 31 of a verifier that has 30"),
     ],
 )
 def test_layers_that_the_verifier_does_not_have_are_refused_before_loading(config, message):
     with pytest.raises(ConfigError, match=message):
         drafter_shape(DrafterConfig(kind="sliced", **config), SMOLLM2)
-
-
-def test_the_closest_slice_may_be_a_single_layer():
-    assert drafter_shape(DrafterConfig(kind="sliced", num_layers=1, choose="closest"), SMOLLM2).layers == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [("no_repeat_ngram_size", 3), ("suppress_tokens", [5]), ("min_length", 9)])
