@@ -45,7 +45,7 @@ def scheme(config: TrainingConfig, name: str, length: int, steps: int, faster: f
     changes = SCHEMES[name]
     more = {
         "steps": steps,
-        "warmup": min(steps - 1, max(1, round(steps * config.warmup / config.steps))),
+        "warmup": min(steps - 1, round(steps * config.warmup / config.steps)),
         "learning_rate": faster * config.learning_rate,
         "prefix_lengths": {length - changes["continuation"]: 1.0},
         "validation": ValidationConfig(sequences=config.validation.sequences, every=10**9),

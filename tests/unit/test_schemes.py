@@ -13,7 +13,7 @@ STUDY = load_config(REPOSITORY / "configs/cpu.yaml").training
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize(("steps", "warmup"), [(3, 1), (18, 1), (94, 7), (320, 24)])
+@pytest.mark.parametrize(("steps", "warmup"), [(3, 0), (18, 1), (94, 7), (320, 24)])
 def test_a_run_has_the_studys_share_of_warmup_whatever_its_steps(name, steps, warmup):
     config = scheme(STUDY, name, 4096, steps, 2.0)
     assert (config.steps, config.warmup, config.learning_rate) == (steps, warmup, 2e-3)
