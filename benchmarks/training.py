@@ -158,6 +158,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     paper = next((r["tokens_per_s"] for r in rows if r["scheme"] == "paper"), None)
     for row in rows:
         row["ratio_to_paper"] = row["tokens_per_s"] / paper if paper and "tokens_per_s" in row else None
+        if row["ratio_to_paper"]:
+            print(f"{row['scheme']} of {row['length']}: {row['ratio_to_paper']:.2f}x the paper's tokens/s")
     write_text(options.out, csv_of(rows))
     return rows
 
